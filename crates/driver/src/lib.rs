@@ -1,0 +1,81 @@
+//! What makes sandboxes: the [`Driver`] and [`Sandbox`] traits, and the drivers of one machine.
+//!
+//! A driver owns everything a sandbox is made of (processes, mounts, cgroups, uid ranges, sockets,
+//! directories) and its own record of it on disk, so that after a crash of the server it can find
+//! its sandboxes again ([`Driver::adopt`]) and remove what nobody wants ([`Driver::sweep`]).
+//! It knows nothing of sessions, tenants or time.
+
+mod error;
+mod guest;
+pub mod native;
+
+pub use error::DriverError;
+pub use guest::GuestAddress;
+
+use async_trait::async_trait;
+use k8e_model::{LimitEvents, Limits, RuntimeKind, SandboxId, Template};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+/// What to make: plain data, so that the part that needs root can live in a process of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxSpec {
+    /// Its name, new for every launch.
+    pub id: SandboxId,
+    /// Where its root file system comes from.
+    pub template: Template,
+    /// What it may use.
+    pub limits: Limits,
+    /// What `hostname` says inside.
+    pub hostname: String,
+}
+
+/// Whether a driver can work on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// Yes; `weaker` names what this machine lacks and what that costs, one sentence each.
+    Usable {
+        /// What is weaker than it could be.
+        weaker: Vec<String>,
+    },
+    /// No, and why, and what to do.
+    Unusable {
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+/// One kind of isolation.
+#[async_trait]
+pub trait Driver: Send + Sync {
+    /// Which kind.
+    fn kind(&self) -> RuntimeKind;
+
+    /// Whether it can work here. Answers in milliseconds.
+    fn probe(&self) -> Probe;
+
+    /// Makes a sandbox whose guest listens. On failure nothing is left behind, or the error says what.
+    async fn launch(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, DriverError>;
+
+    /// Finds a sandbox of an earlier server again; none when it is dead.
+    async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError>;
+
+    /// Removes every trace of sandboxes that are not in `keep`. Returns whose traces it removed.
+    async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError>;
+}
+
+/// A live sandbox. Dropping it leaves it alive: only [`Sandbox::destroy`] ends it.
+#[async_trait]
+pub trait Sandbox: Send + Sync {
+    /// Where its guest listens.
+    fn guest(&self) -> &GuestAddress;
+
+    /// How often its limits were hit so far.
+    fn limit_events(&self) -> LimitEvents;
+
+    /// Resolves when it is dead, however it died.
+    async fn died(&self);
+
+    /// Ends it and removes every trace. Doing so twice is no error.
+    async fn destroy(&self) -> Result<(), DriverError>;
+}

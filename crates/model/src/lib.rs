@@ -1,0 +1,32 @@
+//! The nouns of k8e and the rules about them, as plain data.
+//!
+//! Everything here is checked when it is made: a value of one of these types is already
+//! valid, so the crates that use it check nothing again. No IO, no async, no clock.
+
+mod bounded_map;
+mod command;
+mod error;
+mod id;
+mod language;
+mod lifetime;
+mod limits;
+mod path;
+mod phase;
+mod principal;
+mod runtime;
+mod session;
+mod template;
+
+pub use bounded_map::{Env, Labels};
+pub use command::{CODE_BYTES_MAX, Command, Outcome, Program, RUN_TIMEOUT_DEFAULT, RunStatus};
+pub use error::{Code, Error};
+pub use id::{SandboxId, SessionId, TenantId};
+pub use language::Language;
+pub use lifetime::Lifetime;
+pub use limits::{LimitEvents, LimitKind, Limits};
+pub use path::{GuestPath, WORKSPACE};
+pub use phase::Phase;
+pub use principal::Principal;
+pub use runtime::RuntimeKind;
+pub use session::{Session, SessionSpec, UnixMillis};
+pub use template::Template;

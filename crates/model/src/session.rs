@@ -1,0 +1,78 @@
+//! A session: what was asked for, and what became of it.
+
+use crate::{Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId, SessionId, Template, TenantId};
+use serde::{Deserialize, Serialize};
+
+/// Milliseconds since 1970, as every record keeps time.
+pub type UnixMillis = i64;
+
+/// What a caller asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionSpec {
+    /// None for a random one.
+    pub id: Option<SessionId>,
+    /// Whose it is among the principal's own.
+    pub tenant: TenantId,
+    /// None for the server's default.
+    pub runtime: Option<RuntimeKind>,
+    /// Where the root file system comes from.
+    pub template: Template,
+    /// For every command in it.
+    pub env: Env,
+    /// To find it again.
+    pub labels: Labels,
+    /// What it may use.
+    pub limits: Limits,
+    /// How long it lives.
+    pub lifetime: Lifetime,
+}
+
+/// A session's record, as the store keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Session {
+    /// Its name.
+    pub id: SessionId,
+    /// The principal that made it.
+    pub owner: String,
+    /// Whose it is among the owner's own.
+    pub tenant: TenantId,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Why it ended, in words; empty before.
+    pub reason: String,
+    /// What it really got.
+    pub runtime: RuntimeKind,
+    /// The driver's name for its sandbox.
+    pub sandbox: SandboxId,
+    /// Where the root file system comes from.
+    pub template: Template,
+    /// For every command in it.
+    pub env: Env,
+    /// To find it again.
+    pub labels: Labels,
+    /// What it may use.
+    pub limits: Limits,
+    /// How long it lives.
+    pub lifetime: Lifetime,
+    /// When it was made.
+    pub created_at: UnixMillis,
+    /// When a call last used it, as far as it was written down.
+    pub last_used: UnixMillis,
+}
+
+// === impl SessionSpec ===
+
+impl Default for SessionSpec {
+    fn default() -> Self {
+        Self {
+            id: None,
+            tenant: TenantId::default(),
+            runtime: None,
+            template: Template::default(),
+            env: Env::default(),
+            labels: Labels::default(),
+            limits: Limits::default(),
+            lifetime: Lifetime::default(),
+        }
+    }
+}

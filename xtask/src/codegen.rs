@@ -1,0 +1,72 @@
+//! Generates the committed protobuf code with protox, so nobody needs protoc.
+//! `--check` fails when what is committed is not what the protos say.
+
+use crate::Outcome;
+use prost::Message as _;
+use std::path::Path;
+
+/// Whether to write the generated files or only compare them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Write them.
+    Write,
+    /// Fail when they differ.
+    Check,
+}
+
+struct Target {
+    proto: &'static str,
+    crate_dir: &'static str,
+    file: &'static str,
+    services: bool,
+}
+
+const TARGETS: &[Target] = &[
+    Target {
+        proto: "k8e/guest/v1/guest.proto",
+        crate_dir: "crates/wire/src/gen",
+        file: "k8e.guest.v1.rs",
+        services: false,
+    },
+    Target {
+        proto: "k8e/v1/sandboxes.proto",
+        crate_dir: "crates/api/src/gen",
+        file: "k8e.v1.rs",
+        services: true,
+    },
+];
+
+pub(crate) fn run(mode: Mode) -> Outcome {
+    for target in TARGETS {
+        let descriptors = protox::compile([target.proto], ["proto"]).map_err(|e| format!("{e:?}"))?;
+        let out = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let mut config = tonic_prost_build::Config::new();
+        config.bytes(["."]).out_dir(out.path());
+        let encoded = descriptors.encode_to_vec();
+        tonic_prost_build::configure()
+            .build_client(target.services)
+            .build_server(target.services)
+            .out_dir(out.path())
+            .compile_fds_with_config(descriptors, config)
+            .map_err(|e| format!("{}: {e}", target.proto))?;
+        let code = std::fs::read(out.path().join(target.file)).map_err(|e| e.to_string())?;
+        let dir = Path::new(target.crate_dir);
+        ensure(&dir.join(target.file), &code, mode)?;
+        if target.services {
+            ensure(&dir.join(target.file).with_extension("bin"), &encoded, mode)?;
+        }
+    }
+    Ok(())
+}
+
+fn ensure(path: &Path, want: &[u8], mode: Mode) -> Outcome {
+    if std::fs::read(path).is_ok_and(|have| have == want) {
+        return Ok(());
+    }
+    if mode == Mode::Check {
+        return Err(format!("{} is stale: run `cargo xtask codegen` and commit it", path.display()));
+    }
+    let dir = path.parent().expect("generated files live in a directory");
+    std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    std::fs::write(path, want).map_err(|e| format!("{}: {e}", path.display()))
+}
