@@ -38,7 +38,8 @@ const TARGETS: &[Target] = &[
 
 pub(crate) fn run(mode: Mode) -> Outcome {
     for target in TARGETS {
-        let descriptors = protox::compile([target.proto], ["proto"]).map_err(|e| format!("{e:?}"))?;
+        let descriptors =
+            protox::compile([target.proto], ["proto"]).map_err(|e| format!("{e:?}"))?;
         let out = tempfile::tempdir().map_err(|e| e.to_string())?;
         let mut config = tonic_prost_build::Config::new();
         config.bytes(["."]).out_dir(out.path());
@@ -64,7 +65,10 @@ fn ensure(path: &Path, want: &[u8], mode: Mode) -> Outcome {
         return Ok(());
     }
     if mode == Mode::Check {
-        return Err(format!("{} is stale: run `cargo xtask codegen` and commit it", path.display()));
+        return Err(format!(
+            "{} is stale: run `cargo xtask codegen` and commit it",
+            path.display()
+        ));
     }
     let dir = path.parent().expect("generated files live in a directory");
     std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;

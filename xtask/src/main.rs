@@ -1,8 +1,20 @@
 //! `cargo xtask <task>`: everything a contributor or CI does, in one place.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a build tool talks to its terminal")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a build tool talks to its terminal"
+)]
 
+mod binaries;
+mod ci;
 mod codegen;
+mod process;
+mod setup;
+mod tidy;
 
+use binaries::Flavor;
+use codegen::Mode;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// What a task returns: a message for the person who ran it.
@@ -10,22 +22,45 @@ type Outcome = Result<(), String>;
 
 const USAGE: &str = "usage: cargo xtask <task>
 
+  build [--release]    build the static guest and the k8e binary that carries it
+  run <args…>          build, then run `k8e <args…>`
+  setup                install what the tests need: system packages, tsx, cargo-deny
+  ci                   everything that must be green before a commit lands
+  tidy                 the house rules that rustc and clippy cannot check
   codegen [--check]    generate crates/{api,wire}/src/gen from proto/
 ";
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let outcome = match words.as_slice() {
-        ["codegen"] => codegen::run(codegen::Mode::Write),
-        ["codegen", "--check"] => codegen::run(codegen::Mode::Check),
-        _ => Err(USAGE.to_owned()),
-    };
-    match outcome {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match dispatch(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("{message}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn dispatch(args: &[OsString]) -> Outcome {
+    let called_from = std::env::current_dir().map_err(|e| format!("current directory: {e}"))?;
+    // Tasks name files from the root of the repository, wherever they are called.
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    std::env::set_current_dir(root).map_err(|e| format!("{root}: {e}"))?;
+
+    // An argument that is not UTF-8 can only be one of `run`'s, which are passed on as they are.
+    let words: Vec<&str> = args
+        .iter()
+        .map(|arg| arg.to_str().unwrap_or_default())
+        .collect();
+    match words.as_slice() {
+        ["build"] => binaries::build(Flavor::Ci).map(drop),
+        ["build", "--release"] => binaries::build(Flavor::Dist).map(drop),
+        ["run", ..] => binaries::run(&args[1..], &called_from),
+        ["setup"] => setup::run(),
+        ["ci"] => ci::run(),
+        ["tidy"] => tidy::run(),
+        ["codegen"] => codegen::run(Mode::Write),
+        ["codegen", "--check"] => codegen::run(Mode::Check),
+        _ => Err(USAGE.to_owned()),
     }
 }

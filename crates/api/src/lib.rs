@@ -1,1 +1,18 @@
-//! placeholder
+//! k8e's public contract: the generated stubs, the conversions to the model, and the client.
+//!
+//! Nobody else turns wire messages into model types or model codes into gRPC codes, so a rule
+//! about the wire has one home. Builds on every platform that the command line builds on.
+
+pub mod client;
+pub mod convert;
+pub mod status;
+pub mod v1;
+
+/// Bytes of one message that a server takes: the largest code, with room for its environment.
+pub const REQUEST_BYTES_MAX: usize = 20 * 1024 * 1024;
+
+/// Bytes of one message that a client takes: a long list of sessions is one message.
+pub const RESPONSE_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Bytes of standard input or file content that a client puts into one message.
+pub const CHUNK_BYTES: usize = 128 * 1024;

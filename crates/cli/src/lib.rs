@@ -1,1 +1,224 @@
-//! placeholder
+//! The client commands of k8e: what was typed becomes API calls, what comes back becomes JSON.
+//!
+//! The command line holds no state: sessions are found again by tenant on the server, so a killed
+//! `k8e` leaves nothing to repair. Every command is one file in `commands/`: its arguments, its
+//! calls and what it prints.
+
+mod bench;
+mod commands;
+mod completion;
+mod connect;
+mod failure;
+mod output;
+mod render;
+pub mod units;
+
+pub use completion::CompletionArgs;
+
+use clap::{Args, Parser, Subcommand};
+use failure::{EXIT_INTERRUPTED, EXIT_REQUEST, Failure};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Flags that every command takes, before or after its name.
+#[derive(Args, Clone, Debug)]
+pub struct Globals {
+    /// The server: unix:///path, host:port or https://host:port [default: the one on this machine]
+    #[arg(
+        long,
+        global = true,
+        env = "K8E_SANDBOX_ENDPOINT",
+        value_name = "ADDRESS",
+        help_heading = "Connection"
+    )]
+    pub endpoint: Option<String>,
+
+    /// Where the server of this machine keeps its data and its socket
+    #[arg(
+        long,
+        global = true,
+        env = "K8E_DATA_DIR",
+        default_value = "/var/lib/k8e",
+        value_name = "DIR",
+        help_heading = "Connection"
+    )]
+    pub data_dir: PathBuf,
+
+    /// Where ca.crt, client.crt and client.key are, for TCP [default: ~/.k8e/sandbox]
+    #[arg(
+        long,
+        global = true,
+        env = "K8E_SANDBOX_CERT_DIR",
+        value_name = "DIR",
+        help_heading = "Connection"
+    )]
+    pub cert_dir: Option<PathBuf>,
+
+    /// Do not start a server when none runs on this machine
+    #[arg(
+        long,
+        global = true,
+        env = "K8E_NO_AUTOSTART",
+        value_parser = clap::builder::FalseyValueParser::new(),
+        help_heading = "Connection"
+    )]
+    pub no_autostart: bool,
+}
+
+/// The commands of a client.
+#[derive(Subcommand, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one is made in the life of a process"
+)]
+pub enum Command {
+    /// Run code and commands in sandboxes, and manage them
+    #[command(subcommand, long_about = commands::ABOUT)]
+    Sandbox(commands::SandboxCommand),
+
+    /// Measure this server next to fork+exec and bubblewrap
+    Bench(bench::BenchArgs),
+
+    /// Print a completion script for your shell
+    Completion(CompletionArgs),
+}
+
+/// Reads a command line. On failure everything is said and the exit code is what is left to do.
+///
+/// A wrong command line exits with 1: 2 is for a server that cannot be reached.
+pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
+    P::try_parse_from(args).map_err(|error| {
+        // A closed terminal is no reason to panic, and there is nobody left to tell.
+        let _ = error.print();
+        if !error.use_stderr() {
+            return ExitCode::SUCCESS;
+        }
+        if wants_json(args) {
+            let said = error.to_string();
+            let first = said.lines().next().unwrap_or_default();
+            let text = first.trim_start_matches("error: ");
+            output::error_json(text, "usage: see `k8e sandbox --help`");
+        }
+        ExitCode::from(EXIT_REQUEST)
+    })
+}
+
+/// Does what a client command says. `whole` is the complete command line, for completions.
+pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCode {
+    let json = match &command {
+        Command::Sandbox(command) => command.prints_json(),
+        Command::Bench(_) | Command::Completion(_) => false,
+    };
+    let result = match command {
+        Command::Completion(args) => completion::run(args, whole),
+        Command::Sandbox(command) => block_on(commands::run(command, globals)),
+        Command::Bench(args) => block_on(bench::run(args, globals)),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => output::failure(&failure, json),
+    }
+}
+
+/// One thread: a client waits, it does not compute. Ctrl-C drops the call, and so ends what it
+/// started on the server.
+fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::io("start the runtime", &e))?;
+    let result = runtime.block_on(async {
+        tokio::select! {
+            result = work => result,
+            _ = tokio::signal::ctrl_c() => Ok(EXIT_INTERRUPTED),
+        }
+    });
+    // Not waited for: a thread that reads standard input may never come back.
+    runtime.shutdown_background();
+    result
+}
+
+fn wants_json(args: &[OsString]) -> bool {
+    let has = |word: &str| args.iter().any(|arg| arg == word);
+    has("sandbox") && !has("--raw")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[derive(Parser)]
+    #[command(name = "k8e")]
+    struct Whole {
+        #[command(flatten)]
+        globals: Globals,
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    fn parsed(line: &str) -> Result<Whole, clap::Error> {
+        Whole::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Whole::command().debug_assert();
+    }
+
+    #[test]
+    fn global_flags_work_anywhere() {
+        for line in [
+            "k8e --endpoint a:1 --no-autostart sandbox get s",
+            "k8e sandbox --endpoint a:1 get s --no-autostart",
+            "k8e sandbox get s --no-autostart --endpoint a:1",
+        ] {
+            let whole = parsed(line).unwrap();
+            assert_eq!(whole.globals.endpoint.as_deref(), Some("a:1"), "{line}");
+            assert!(whole.globals.no_autostart, "{line}");
+        }
+    }
+
+    #[test]
+    fn command_lines_are_read() {
+        for good in [
+            "k8e sandbox run true --lang py --timeout 2.5 --tenant t --raw",
+            "k8e sandbox run - --fresh --memory 512MiB --cpus 1.5 --pids 64 --disk 4GiB",
+            "k8e sandbox run x --env A=b --env C=d --workdir /tmp --user nobody --stdin",
+            "k8e sandbox create --ttl 2h --idle-timeout never --label a=b --runtime native",
+            "k8e sandbox exec s -- ls -la --raw",
+            "k8e sandbox exec s --raw ls -la",
+            "k8e sandbox write s f --mode a --perm 0755",
+            "k8e sandbox list s --since 5 --recursive=false sub",
+            "k8e sandbox log s --follow --offset 1 --limit 2",
+            "k8e sandbox events s --limit 5",
+            "k8e completion zsh",
+            "k8e bench --iterations 5 --json",
+        ] {
+            assert!(
+                parsed(good).is_ok(),
+                "{good}: {}",
+                parsed(good).err().unwrap()
+            );
+        }
+        for bad in [
+            "k8e sandbox run x --lang cobol",
+            "k8e sandbox run x --timeout soon",
+            "k8e sandbox exec s",
+            "k8e sandbox write s f --mode x",
+            "k8e sandbox get",
+            "k8e sandbox dance",
+        ] {
+            assert!(parsed(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn json_is_wanted_unless_raw() {
+        let args = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert!(wants_json(&args("k8e sandbox run")));
+        assert!(!wants_json(&args("k8e sandbox run --raw")));
+        assert!(!wants_json(&args("k8e server --nonsense")));
+    }
+}

@@ -41,9 +41,16 @@ pub enum DriverError {
 
 impl DriverError {
     /// For `map_err` on a system call: what was done, to what.
-    pub fn step<E: Into<io::Error>>(operation: &'static str, object: impl Into<String>) -> impl FnOnce(E) -> Self {
+    pub fn step<E: Into<io::Error>>(
+        operation: &'static str,
+        object: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
         let object = object.into();
-        move |source| Self::Step { operation, object, source: source.into() }
+        move |source| Self::Step {
+            operation,
+            object,
+            source: source.into(),
+        }
     }
 
     /// What it means to a caller.
@@ -51,10 +58,18 @@ impl DriverError {
         match self {
             Self::Unusable(_) => Code::Unsupported,
             Self::Exhausted(_) => Code::Exhausted,
-            Self::Step { source, .. } => match source.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::OutOfMemory => Code::Exhausted,
-                _ => Code::Internal,
-            },
+            Self::Step { source, .. } => {
+                let full = [
+                    io::ErrorKind::StorageFull,
+                    io::ErrorKind::QuotaExceeded,
+                    io::ErrorKind::OutOfMemory,
+                ];
+                if full.contains(&source.kind()) {
+                    Code::Exhausted
+                } else {
+                    Code::Internal
+                }
+            }
             Self::LauncherGone => Code::Unavailable,
             Self::Launch { launch, .. } => launch.code(),
         }

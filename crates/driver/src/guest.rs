@@ -25,10 +25,13 @@ impl GuestAddress {
     /// Asks the guest whether it is there and speaks our protocol.
     pub async fn hello(&self) -> Result<(), WireError> {
         let mut end = self.call(request::Call::Hello(Hello {})).await?;
-        match end.replies.next().await? {
-            reply::Reply::Hello(hello) if hello.protocol == PROTOCOL => Ok(()),
-            reply::Reply::Hello(_) => Err(WireError::OutOfTurn("another protocol version")),
-            _ => Err(WireError::OutOfTurn("no answer to hello")),
+        let reply::Reply::Hello(hello) = end.replies.next().await? else {
+            return Err(WireError::OutOfTurn("no answer to hello"));
+        };
+        if hello.protocol == PROTOCOL {
+            Ok(())
+        } else {
+            Err(WireError::OutOfTurn("another protocol version"))
         }
     }
 
@@ -46,7 +49,11 @@ async fn connect_unix(path: &std::path::Path) -> io::Result<UnixStream> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let dir = rustix::fs::open(dir, rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
+    let dir = rustix::fs::open(
+        dir,
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )?;
     let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
     UnixStream::connect(short).await
 }

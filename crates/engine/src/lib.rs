@@ -1,1 +1,26 @@
-//! placeholder
+//! The session service: every door calls [`Sessions`], and nothing else talks to drivers, guests or the store.
+//!
+//! Live sessions are held in memory behind a short-held lock, so that a command starts without
+//! waiting for the disk; the store has what survives a restart, written before a sandbox is made
+//! and after it is gone, so that a crash at any point leaves nothing that recovery cannot find.
+
+mod config;
+mod error;
+mod files;
+mod guest;
+mod history;
+mod live;
+mod processes;
+mod recorder;
+mod run;
+mod sessions;
+
+pub use config::Config;
+pub use error::Error;
+pub use files::{
+    FileInfo, FileKind, FileLister, FileRange, FileReader, FileWriter, ListOptions, WriteOptions,
+};
+pub use k8e_store::{Event, EventPage, TranscriptPage};
+pub use processes::Process;
+pub use run::{Run, RunEvent, RunInput, RunRequest, RunTarget};
+pub use sessions::{ListFilter, RuntimeStatus, ServerStatus, SessionView, Sessions};

@@ -1,1 +1,128 @@
-//! placeholder
+//! The agent inside a sandbox: runs commands, reads and writes files, lists processes.
+//!
+//! # Calls
+//! A connection carries one call: a `Request`, then `Input`s where the call takes them. The guest
+//! answers with `Reply`s, of which exactly one is final:
+//!
+//! | call | replies | final |
+//! |---|---|---|
+//! | `Hello` | | `HelloReply` |
+//! | `Exec` | `Started`, then `stdout` and `stderr` | `Exited` |
+//! | `ReadFile` | `FileInfo`, then `data` | `Done` |
+//! | `WriteFile` | | `Done` |
+//! | `ListFiles` | `FileList`s | `Done` |
+//! | `Stat` | | `FileInfo` |
+//! | `MakeDir`, `Move`, `Remove` | | `Done` |
+//! | `ListProcesses` | `ProcessList`s | `Done` |
+//!
+//! Any call may end with `Error` instead, which is final too. When the host closes its sending
+//! direction before that, the call is cancelled: a command and all it started is killed, a file
+//! that was being replaced stays as it was. So a host keeps its `Inputs` until the final reply, also
+//! for calls that take none.
+//!
+//! # One thread
+//! The sandbox's limit of processes counts threads, and a fork bomb must not stop the guest. So
+//! there is one thread, file calls are made in small pieces with a yield between them, and nothing
+//! here needs a new process or thread except a command.
+
+mod call;
+mod error;
+mod exec;
+mod files;
+mod processes;
+mod procfs;
+mod reaper;
+mod sys;
+mod users;
+
+pub use sys::inherited_listener;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
+
+/// Calls at once. The engine allows far fewer commands a session; the rest is room for file calls.
+/// More would only use up the memory of the sandbox.
+const CONNECTIONS_MAX: usize = 512;
+
+/// Pause after a failed accept: out of descriptors or memory, which passes.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// How the guest runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Whether this process is init of the sandbox and reaps every orphan. Otherwise it reaps only
+    /// its own children.
+    pub init: bool,
+    /// Limit of open files (soft, hard) that commands get, where the guest raised its own.
+    nofile: Option<(u64, u64)>,
+}
+
+/// What all calls share.
+pub(crate) struct Guest {
+    pub(crate) config: Config,
+    pub(crate) supervisors: reaper::Supervisors,
+    /// Signals that commands must get reset.
+    pub(crate) signals: Vec<i32>,
+    /// What commands without input read.
+    pub(crate) dev_null: Option<OwnedFd>,
+    /// Streams of ended commands that background processes still write to.
+    pub(crate) drains: AtomicUsize,
+}
+
+// === impl Config ===
+
+impl Config {
+    /// For init of a sandbox: also allows the guest as many open files as its calls can need.
+    pub fn for_init() -> Self {
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        Self {
+            init: true,
+            nofile: sys::raise_nofile(),
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            init: std::process::id() == 1,
+            nofile: None,
+        }
+    }
+}
+
+/// Serves calls until the end of time, or until the future is dropped.
+pub async fn serve(listener: UnixListener, config: Config) {
+    let guest = Arc::new(Guest {
+        config,
+        supervisors: reaper::Supervisors::default(),
+        signals: sys::changed_signals(),
+        dev_null: std::fs::File::open("/dev/null")
+            .ok()
+            .and_then(|file| exec::above(file.into()).ok()),
+        drains: AtomicUsize::new(0),
+    });
+    if config.init {
+        tokio::spawn(reaper::reap_everything(Arc::clone(&guest)));
+    }
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        // Over the bound the connection closes at once; the host sees that and says so.
+        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+            continue;
+        };
+        let guest = Arc::clone(&guest);
+        tokio::spawn(async move {
+            call::answer(&guest, stream).await;
+            drop(permit);
+        });
+    }
+}

@@ -1,2 +1,65 @@
-//! k8e
-fn main() {}
+//! The k8e binary: reads the command line and builds the role it asks for. Wiring only.
+
+mod server;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+use k8e_driver::native::{LAUNCHER_ARG, launcher_main};
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Sandboxes for AI agents.
+#[derive(Parser)]
+#[command(
+    name = "k8e",
+    version,
+    about = "Sandboxes for AI agents",
+    long_about = "\
+Sandboxes for AI agents: run code that you do not trust, on your own machine, in milliseconds.
+
+  k8e sandbox run 'print(\"hello\")' --lang python
+
+As root on Linux the first command starts a server in the background; `k8e server` runs one in the
+foreground."
+)]
+struct K8e {
+    #[command(flatten)]
+    globals: k8e_cli::Globals,
+    #[command(subcommand)]
+    role: Role,
+}
+
+/// What this process shall be.
+#[derive(Subcommand)]
+enum Role {
+    /// Serve sandboxes on this machine
+    #[command(long_about = server::LONG_ABOUT)]
+    Server(server::ServerArgs),
+    #[command(flatten)]
+    Client(k8e_cli::Command),
+}
+
+fn main() -> ExitCode {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    // First of all: the launcher forks, and so must never have had a second thread.
+    if args.get(1).is_some_and(|arg| arg == LAUNCHER_ARG) {
+        return launcher_main();
+    }
+    let K8e { globals, role } = match k8e_cli::parse(&args) {
+        Ok(k8e) => k8e,
+        Err(code) => return code,
+    };
+    match role {
+        Role::Server(args) => server::run(&globals, args),
+        Role::Client(command) => k8e_cli::run(&globals, command, K8e::command()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        K8e::command().debug_assert();
+    }
+}

@@ -6,12 +6,18 @@ use std::collections::BTreeMap;
 
 /// The environment of a session or a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "BTreeMap<String, String>", into = "BTreeMap<String, String>")]
+#[serde(
+    try_from = "BTreeMap<String, String>",
+    into = "BTreeMap<String, String>"
+)]
 pub struct Env(BTreeMap<String, String>);
 
 /// What a user hangs on a session to find it again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "BTreeMap<String, String>", into = "BTreeMap<String, String>")]
+#[serde(
+    try_from = "BTreeMap<String, String>",
+    into = "BTreeMap<String, String>"
+)]
 pub struct Labels(BTreeMap<String, String>);
 
 struct Bounds {
@@ -23,11 +29,21 @@ struct Bounds {
 }
 
 /// K8E's numbers, so that what its clients send is accepted here.
-const ENV: Bounds =
-    Bounds { noun: "env", entries_max: 64, key_bytes_max: 256, value_bytes_max: 4096, total_bytes_max: 32 * 1024 };
+const ENV: Bounds = Bounds {
+    noun: "env",
+    entries_max: 64,
+    key_bytes_max: 256,
+    value_bytes_max: 4096,
+    total_bytes_max: 32 * 1024,
+};
 
-const LABELS: Bounds =
-    Bounds { noun: "labels", entries_max: 64, key_bytes_max: 63, value_bytes_max: 256, total_bytes_max: 8 * 1024 };
+const LABELS: Bounds = Bounds {
+    noun: "labels",
+    entries_max: 64,
+    key_bytes_max: 63,
+    value_bytes_max: 256,
+    total_bytes_max: 8 * 1024,
+};
 
 macro_rules! map {
     ($name:ident, $bounds:expr) => {
@@ -65,7 +81,11 @@ impl Bounds {
     fn check(&self, map: &BTreeMap<String, String>) -> Result<(), Error> {
         let noun = self.noun;
         if map.len() > self.entries_max {
-            return Err(Error::invalid(format!("{noun}: {} entries, at most {} are allowed", map.len(), self.entries_max)));
+            return Err(Error::invalid(format!(
+                "{noun}: {} entries, at most {} are allowed",
+                map.len(),
+                self.entries_max
+            )));
         }
         let mut total = 0;
         for (key, value) in map {
@@ -85,7 +105,10 @@ impl Bounds {
             }
         }
         if total > self.total_bytes_max {
-            return Err(Error::invalid(format!("{noun}: {total} bytes in all, at most {} are allowed", self.total_bytes_max)));
+            return Err(Error::invalid(format!(
+                "{noun}: {total} bytes in all, at most {} are allowed",
+                self.total_bytes_max
+            )));
         }
         Ok(())
     }
@@ -96,7 +119,11 @@ mod tests {
     use super::*;
 
     fn env(pairs: &[(&str, &str)]) -> Result<Env, Error> {
-        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<BTreeMap<_, _>>().try_into()
+        pairs
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect::<BTreeMap<_, _>>()
+            .try_into()
     }
 
     #[test]
@@ -109,7 +136,9 @@ mod tests {
         assert!(env(&[(&"k".repeat(257), "")]).is_err());
         let many: BTreeMap<_, _> = (0..65).map(|i| (format!("K{i}"), String::new())).collect();
         assert!(Env::try_from(many).is_err());
-        let heavy: BTreeMap<_, _> = (0..9).map(|i| (format!("K{i}"), "x".repeat(4000))).collect();
+        let heavy: BTreeMap<_, _> = (0..9)
+            .map(|i| (format!("K{i}"), "x".repeat(4000)))
+            .collect();
         assert!(Env::try_from(heavy).is_err());
     }
 }

@@ -117,7 +117,9 @@ impl Command {
         if !user.is_empty() {
             let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
             if user.len() > USER_BYTES_MAX || !user.chars().all(plain) {
-                return Err(Error::invalid("user must be a user name or number inside the sandbox"));
+                return Err(Error::invalid(
+                    "user must be a user name or number inside the sandbox",
+                ));
             }
             self.user = Some(user.to_owned());
         }
@@ -140,9 +142,9 @@ impl RunStatus {
 
 fn check_program(program: &Program) -> Result<(), Error> {
     match program {
-        Program::Code { code, .. } if code.iter().all(u8::is_ascii_whitespace) => {
-            Err(Error::invalid("no code to run: pass it as an argument or on standard input"))
-        }
+        Program::Code { code, .. } if code.iter().all(u8::is_ascii_whitespace) => Err(
+            Error::invalid("no code to run: pass it as an argument or on standard input"),
+        ),
         Program::Code { code, .. } if code.len() > CODE_BYTES_MAX => Err(Error::invalid(format!(
             "code is {} bytes, at most {CODE_BYTES_MAX} are allowed: write it to a file with `k8e sandbox write` and run that",
             code.len()
@@ -151,7 +153,9 @@ fn check_program(program: &Program) -> Result<(), Error> {
         Program::Argv(args) => {
             let total: usize = args.iter().map(Vec::len).sum();
             if args.first().is_none_or(Vec::is_empty) {
-                return Err(Error::invalid("no command to run: give a program and its arguments"));
+                return Err(Error::invalid(
+                    "no command to run: give a program and its arguments",
+                ));
             }
             if args.len() > ARGS_MAX || total > ARGS_BYTES_MAX {
                 return Err(Error::invalid(format!(
@@ -160,7 +164,9 @@ fn check_program(program: &Program) -> Result<(), Error> {
                 )));
             }
             if args.iter().any(|arg| arg.contains(&0)) {
-                return Err(Error::invalid("an argument contains NUL, which no program can receive"));
+                return Err(Error::invalid(
+                    "an argument contains NUL, which no program can receive",
+                ));
             }
             Ok(())
         }
@@ -172,7 +178,10 @@ mod tests {
     use super::*;
 
     fn code(code: &[u8]) -> Result<Command, Error> {
-        Command::new(Program::Code { language: Language::Bash, code: code.to_vec() })
+        Command::new(Program::Code {
+            language: Language::Bash,
+            code: code.to_vec(),
+        })
     }
 
     #[test]
@@ -180,7 +189,12 @@ mod tests {
         assert!(code(b"echo hi").is_ok());
         assert!(code(b"").unwrap_err().message.contains("no code"));
         assert!(code(b" \n").unwrap_err().message.contains("no code"));
-        assert!(code(&vec![b'x'; CODE_BYTES_MAX + 1]).unwrap_err().message.contains("sandbox write"));
+        assert!(
+            code(&vec![b'x'; CODE_BYTES_MAX + 1])
+                .unwrap_err()
+                .message
+                .contains("sandbox write")
+        );
         assert!(Command::new(Program::Argv(vec![])).is_err());
         assert!(Command::new(Program::Argv(vec![vec![]])).is_err());
         assert!(Command::new(Program::Argv(vec![b"a\0b".to_vec()])).is_err());
@@ -189,8 +203,16 @@ mod tests {
 
     #[test]
     fn cwd_and_user_are_checked() {
-        let ok = code(b"x").unwrap().in_dir("/tmp").unwrap().as_user("nobody").unwrap();
-        assert_eq!((ok.cwd.as_deref(), ok.user.as_deref()), (Some("/tmp"), Some("nobody")));
+        let ok = code(b"x")
+            .unwrap()
+            .in_dir("/tmp")
+            .unwrap()
+            .as_user("nobody")
+            .unwrap();
+        assert_eq!(
+            (ok.cwd.as_deref(), ok.user.as_deref()),
+            (Some("/tmp"), Some("nobody"))
+        );
         assert!(code(b"x").unwrap().in_dir("tmp").is_err());
         assert!(code(b"x").unwrap().as_user("a:b").is_err());
     }

@@ -45,7 +45,10 @@ pub struct Error {
 impl Error {
     /// An error of any kind.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self {
+            code,
+            message: message.into(),
+        }
     }
 
     /// The request can never work as it is.

@@ -93,14 +93,21 @@ fn random_text() -> String {
     const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut bytes = [0u8; RANDOM_CHARS];
     getrandom::fill(&mut bytes).expect("the kernel always has random bytes after boot");
-    bytes.iter().map(|b| char::from(ALPHABET[usize::from(b % 32)])).collect()
+    bytes
+        .iter()
+        .map(|b| char::from(ALPHABET[usize::from(b % 32)]))
+        .collect()
 }
 
 fn check_label(text: &str, noun: &str) -> Result<(), Error> {
     let bytes = text.as_bytes();
     let inner = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
     let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    if bytes.len() <= LABEL_BYTES_MAX && edge(bytes.first()) && edge(bytes.last()) && bytes.iter().all(inner) {
+    if bytes.len() <= LABEL_BYTES_MAX
+        && edge(bytes.first())
+        && edge(bytes.last())
+        && bytes.iter().all(inner)
+    {
         return Ok(());
     }
     let shown: String = text.chars().take(LABEL_BYTES_MAX).collect();
@@ -118,7 +125,18 @@ mod tests {
         for good in ["a", "sess-1", "0-9", &"a".repeat(63)] {
             assert_eq!(good.parse::<SessionId>().unwrap().as_str(), good);
         }
-        for bad in ["", "-a", "a-", "A", "a_b", "a/b", "..", "a\0", "é", &"a".repeat(64)] {
+        for bad in [
+            "",
+            "-a",
+            "a-",
+            "A",
+            "a_b",
+            "a/b",
+            "..",
+            "a\0",
+            "é",
+            &"a".repeat(64),
+        ] {
             assert!(bad.parse::<SessionId>().is_err(), "{bad:?}");
         }
     }

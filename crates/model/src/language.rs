@@ -58,8 +58,12 @@ impl Language {
     pub fn install_hint(self) -> &'static str {
         match self {
             Self::Bash => "install bash on the host",
-            Self::Python => "install python3 on the host under /usr (for example `apt-get install python3`)",
-            Self::Node => "install Node.js on the host under /usr (for example `apt-get install nodejs`)",
+            Self::Python => {
+                "install python3 on the host under /usr (for example `apt-get install python3`)"
+            }
+            Self::Node => {
+                "install Node.js on the host under /usr (for example `apt-get install nodejs`)"
+            }
             Self::Ts => "install tsx on the host under /usr (`npm install --global tsx`)",
         }
     }

@@ -41,7 +41,12 @@ pub struct LimitEvents {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory_bytes: 512 * MIB, cpu_millis: 1000, pids: 256, disk_bytes: 4096 * MIB }
+        Self {
+            memory_bytes: 512 * MIB,
+            cpu_millis: 1000,
+            pids: 256,
+            disk_bytes: 4096 * MIB,
+        }
     }
 }
 
@@ -51,8 +56,16 @@ impl Limits {
         let or = |asked: u64, default: u64| if asked == 0 { default } else { asked };
         let limits = Self {
             memory_bytes: or(asked.memory_bytes, self.memory_bytes),
-            cpu_millis: if asked.cpu_millis == 0 { self.cpu_millis } else { asked.cpu_millis },
-            pids: if asked.pids == 0 { self.pids } else { asked.pids },
+            cpu_millis: if asked.cpu_millis == 0 {
+                self.cpu_millis
+            } else {
+                asked.cpu_millis
+            },
+            pids: if asked.pids == 0 {
+                self.pids
+            } else {
+                asked.pids
+            },
             disk_bytes: or(asked.disk_bytes, self.disk_bytes),
         };
         limits.check().map(|()| limits)
@@ -61,10 +74,28 @@ impl Limits {
     /// Whether a sandbox can live with these.
     pub fn check(&self) -> Result<(), Error> {
         // Below the lower bounds an interpreter does not start; above the upper ones a typo is likelier than a wish.
-        within("memory", "bytes", self.memory_bytes, 16 * MIB, 1024 * 1024 * MIB)?;
-        within("cpu", "thousandths", u64::from(self.cpu_millis), 10, 1_024_000)?;
+        within(
+            "memory",
+            "bytes",
+            self.memory_bytes,
+            16 * MIB,
+            1024 * 1024 * MIB,
+        )?;
+        within(
+            "cpu",
+            "thousandths",
+            u64::from(self.cpu_millis),
+            10,
+            1_024_000,
+        )?;
         within("pids", "processes", u64::from(self.pids), 8, 4_000_000)?;
-        within("disk", "bytes", self.disk_bytes, 16 * MIB, 16 * 1024 * 1024 * MIB)
+        within(
+            "disk",
+            "bytes",
+            self.disk_bytes,
+            16 * MIB,
+            16 * 1024 * 1024 * MIB,
+        )
     }
 }
 
@@ -96,7 +127,9 @@ fn within(noun: &str, unit: &str, value: u64, min: u64, max: u64) -> Result<(), 
     if (min..=max).contains(&value) {
         return Ok(());
     }
-    Err(Error::invalid(format!("{noun} limit of {value} {unit} is out of range: use {min} to {max}")))
+    Err(Error::invalid(format!(
+        "{noun} limit of {value} {unit} is out of range: use {min} to {max}"
+    )))
 }
 
 #[cfg(test)]
@@ -105,11 +138,23 @@ mod tests {
 
     #[test]
     fn zero_keeps_the_default() {
-        let zero = Limits { memory_bytes: 0, cpu_millis: 0, pids: 0, disk_bytes: 0 };
+        let zero = Limits {
+            memory_bytes: 0,
+            cpu_millis: 0,
+            pids: 0,
+            disk_bytes: 0,
+        };
         assert_eq!(Limits::default().with(zero).unwrap(), Limits::default());
         let some = Limits { pids: 64, ..zero };
         assert_eq!(Limits::default().with(some).unwrap().pids, 64);
-        assert!(Limits::default().with(Limits { memory_bytes: 1, ..zero }).is_err());
+        assert!(
+            Limits::default()
+                .with(Limits {
+                    memory_bytes: 1,
+                    ..zero
+                })
+                .is_err()
+        );
         assert!(Limits::default().with(Limits { pids: 1, ..zero }).is_err());
     }
 }

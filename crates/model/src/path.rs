@@ -21,15 +21,25 @@ impl GuestPath {
     pub fn parse(text: &[u8]) -> Result<Self, Error> {
         let shown = || String::from_utf8_lossy(&text[..text.len().min(256)]).into_owned();
         if text.is_empty() {
-            return Err(Error::invalid("path is empty: name a file below /workspace"));
+            return Err(Error::invalid(
+                "path is empty: name a file below /workspace",
+            ));
         }
         if text.len() > PATH_BYTES_MAX {
-            return Err(Error::invalid(format!("path is {} bytes, at most {PATH_BYTES_MAX} are allowed", text.len())));
+            return Err(Error::invalid(format!(
+                "path is {} bytes, at most {PATH_BYTES_MAX} are allowed",
+                text.len()
+            )));
         }
         if text.contains(&0) {
-            return Err(Error::invalid(format!("path {:?} contains NUL, which no file name can", shown())));
+            return Err(Error::invalid(format!(
+                "path {:?} contains NUL, which no file name can",
+                shown()
+            )));
         }
-        let mut parts = text.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b"."));
+        let mut parts = text
+            .split(|b| *b == b'/')
+            .filter(|part| !matches!(*part, b"" | b"."));
         if text[0] == b'/' && parts.next() != Some(&WORKSPACE.as_bytes()[1..]) {
             return Err(Error::invalid(format!(
                 "path {:?} is outside {WORKSPACE}: the file calls work below {WORKSPACE}; use `k8e sandbox exec` for the rest",
@@ -38,7 +48,10 @@ impl GuestPath {
         }
         let parts: Vec<&[u8]> = parts.collect();
         if parts.contains(&&b".."[..]) {
-            return Err(Error::invalid(format!("path {:?} contains '..': write it without", shown())));
+            return Err(Error::invalid(format!(
+                "path {:?} contains '..': write it without",
+                shown()
+            )));
         }
         Ok(Self(parts.join(&b'/')))
     }
@@ -55,19 +68,37 @@ mod tests {
 
     #[test]
     fn paths_are_normalised_or_refused() {
-        let check = |text: &str, want: &str| assert_eq!(GuestPath::parse(text.as_bytes()).unwrap().0, want.as_bytes());
+        let check = |text: &str, want: &str| {
+            assert_eq!(
+                GuestPath::parse(text.as_bytes()).unwrap().0,
+                want.as_bytes()
+            )
+        };
         check("a.txt", "a.txt");
         check("/workspace/a/b", "a/b");
         check("/workspace", "");
         check("//workspace//./a/", "a");
         check("a/.../b", "a/.../b");
-        for bad in ["", "/etc/passwd", "..", "a/../b", "/workspace/../etc", "a\0b", "/workspaces/x", "/", &"a".repeat(5000)] {
+        for bad in [
+            "",
+            "/etc/passwd",
+            "..",
+            "a/../b",
+            "/workspace/../etc",
+            "a\0b",
+            "/workspaces/x",
+            "/",
+            &"a".repeat(5000),
+        ] {
             assert!(GuestPath::parse(bad.as_bytes()).is_err(), "{bad:?}");
         }
     }
 
     #[test]
     fn bytes_that_are_not_utf8_are_a_path() {
-        assert_eq!(GuestPath::parse(b"\xff\xfe").unwrap().as_bytes(), b"\xff\xfe");
+        assert_eq!(
+            GuestPath::parse(b"\xff\xfe").unwrap().as_bytes(),
+            b"\xff\xfe"
+        );
     }
 }

@@ -46,7 +46,9 @@ impl FromStr for Phase {
             "active" => Ok(Self::Active),
             "terminating" => Ok(Self::Terminating),
             "ended" => Ok(Self::Ended),
-            _ => Err(Error::invalid("phase must be creating, active, terminating, ended or all")),
+            _ => Err(Error::invalid(
+                "phase must be creating, active, terminating, ended or all",
+            )),
         }
     }
 }

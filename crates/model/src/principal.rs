@@ -14,12 +14,18 @@ pub struct Principal {
 impl Principal {
     /// Root on this machine, or who it lets in by the socket's group: sees every session.
     pub fn local() -> Self {
-        Self { name: "local".to_owned(), operator: true }
+        Self {
+            name: "local".to_owned(),
+            operator: true,
+        }
     }
 
     /// The holder of a client certificate: sees its own sessions.
     pub fn certificate(common_name: &str) -> Self {
-        Self { name: format!("cert:{common_name}"), operator: false }
+        Self {
+            name: format!("cert:{common_name}"),
+            operator: false,
+        }
     }
 
     /// As it is stored as the owner of what it makes.

@@ -1,13 +1,15 @@
 //! A session: what was asked for, and what became of it.
 
-use crate::{Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId, SessionId, Template, TenantId};
+use crate::{
+    Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId, SessionId, Template, TenantId,
+};
 use serde::{Deserialize, Serialize};
 
 /// Milliseconds since 1970, as every record keeps time.
 pub type UnixMillis = i64;
 
 /// What a caller asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionSpec {
     /// None for a random one.
     pub id: Option<SessionId>,
@@ -58,21 +60,4 @@ pub struct Session {
     pub created_at: UnixMillis,
     /// When a call last used it, as far as it was written down.
     pub last_used: UnixMillis,
-}
-
-// === impl SessionSpec ===
-
-impl Default for SessionSpec {
-    fn default() -> Self {
-        Self {
-            id: None,
-            tenant: TenantId::default(),
-            runtime: None,
-            template: Template::default(),
-            env: Env::default(),
-            labels: Labels::default(),
-            limits: Limits::default(),
-            lifetime: Lifetime::default(),
-        }
-    }
 }

@@ -1,1 +1,185 @@
-//! placeholder
+//! What survives a restart: session records and events in SQL, transcripts in files.
+//!
+//! One writer connection and a few readers (SQLite has one writer anyway, so nobody ever meets
+//! "database is locked"). Who may open the directory is decided elsewhere: the server holds a lock on it.
+
+mod error;
+mod events;
+mod sessions;
+mod transcript;
+
+pub use error::StoreError;
+pub use events::{EVENTS_KEPT_MAX, Event, EventPage, NewEvent};
+pub use sessions::SessionQuery;
+pub use transcript::{
+    PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX, TRANSCRIPT_FILE_BYTES_MAX, TranscriptPage,
+};
+
+use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{ConnectOptions as _, SqlitePool};
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
+
+/// Readers at once: a page of a listing takes well under a millisecond.
+const READERS_MAX: u32 = 4;
+
+/// SQLite's own lock is only contended by tools that look at the file from outside.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The records of one data directory. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Store {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    dir: PathBuf,
+    write: SqlitePool,
+    read: SqlitePool,
+    transcripts: transcript::Transcripts,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// Opens the records in `dir`, makes what is missing, and brings the schema up to date.
+    pub async fn open(dir: &Path) -> Result<Self, StoreError> {
+        let transcripts = prepare(dir).map_err(|source| directory(dir, source))?;
+        let options = SqliteConnectOptions::new()
+            .filename(dir.join("k8e.db"))
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Normal)
+            .foreign_keys(true)
+            .busy_timeout(BUSY_TIMEOUT)
+            .disable_statement_logging();
+        let write = pool(1)
+            .connect_with(options.clone())
+            .await
+            .map_err(|e| database(dir, "open", e))?;
+        MIGRATIONS
+            .run(&write)
+            .await
+            .map_err(|e| migrating(dir, e))?;
+        let read = pool(READERS_MAX)
+            .connect_with(options)
+            .await
+            .map_err(|e| database(dir, "open", e))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                dir: dir.to_owned(),
+                write,
+                read,
+                transcripts,
+            }),
+        })
+    }
+
+    /// The directory it was opened with.
+    pub fn dir(&self) -> &Path {
+        &self.shared.dir
+    }
+
+    /// Closes the database; every later call fails.
+    pub async fn close(&self) {
+        self.shared.read.close().await;
+        self.shared.write.close().await;
+    }
+
+    /// For `map_err`: what was done.
+    fn sql(&self, operation: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
+        move |source| database(&self.shared.dir, operation, source)
+    }
+}
+
+// SQLite's primary result codes, from its documentation.
+const SQLITE_READONLY: i32 = 8;
+const SQLITE_CORRUPT: i32 = 11;
+const SQLITE_FULL: i32 = 13;
+const SQLITE_CANTOPEN: i32 = 14;
+const SQLITE_NOTADB: i32 = 26;
+
+fn pool(connections_max: u32) -> SqlitePoolOptions {
+    // No lifetime, no ping: a connection to a local file does not go stale.
+    SqlitePoolOptions::new()
+        .max_connections(connections_max)
+        .min_connections(1)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .test_before_acquire(false)
+}
+
+/// Makes the directories, and finds out now rather than at the first write whether they take files.
+/// Others may enter the data directory (the socket is in it), so the records are closed to them one by one.
+fn prepare(dir: &Path) -> std::io::Result<transcript::Transcripts> {
+    std::fs::create_dir_all(dir)?;
+    let transcripts = transcript::Transcripts::open(&dir.join("transcripts"))?;
+    // SQLite gives its other files the mode of this one.
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(dir.join("k8e.db"))?;
+    let probe = dir.join(".writable");
+    std::fs::write(&probe, b"")?;
+    std::fs::remove_file(&probe)?;
+    Ok(transcripts)
+}
+
+fn directory(dir: &Path, source: std::io::Error) -> StoreError {
+    let dir = dir.to_owned();
+    if is_full(&source) {
+        StoreError::Full { dir }
+    } else {
+        StoreError::Directory { dir, source }
+    }
+}
+
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded)
+}
+
+/// Tells the failures apart that an operator can mend.
+fn database(dir: &Path, operation: &'static str, source: sqlx::Error) -> StoreError {
+    let dir = dir.to_owned();
+    match primary_code(&source) {
+        Some(SQLITE_FULL) => StoreError::Full { dir },
+        Some(SQLITE_READONLY | SQLITE_CANTOPEN) => StoreError::Directory {
+            dir,
+            source: std::io::Error::other(source),
+        },
+        Some(SQLITE_CORRUPT | SQLITE_NOTADB) => StoreError::Damaged { dir, source },
+        _ => StoreError::Sql { operation, source },
+    }
+}
+
+fn migrating(dir: &Path, source: MigrateError) -> StoreError {
+    if let MigrateError::VersionMissing(version) = source {
+        return StoreError::Newer {
+            dir: dir.to_owned(),
+            version,
+        };
+    }
+    if let MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) = source {
+        return database(dir, "bring the schema up to date", source);
+    }
+    StoreError::Migrate {
+        dir: dir.to_owned(),
+        source,
+    }
+}
+
+/// SQLite's extended codes hold the primary one in their low byte.
+fn primary_code(error: &sqlx::Error) -> Option<i32> {
+    let code: i32 = error.as_database_error()?.code()?.parse().ok()?;
+    Some(code & 0xff)
+}

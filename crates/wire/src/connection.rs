@@ -48,7 +48,10 @@ impl HostEnd {
         let (read, write) = stream.into_split();
         let mut writer = FrameWriter::new(write);
         writer.send(&Request { call: Some(call) }).await?;
-        Ok(Self { replies: Replies(FrameReader::new(read, GUEST_FRAME_BYTES_MAX)), inputs: Inputs(writer) })
+        Ok(Self {
+            replies: Replies(FrameReader::new(read, GUEST_FRAME_BYTES_MAX)),
+            inputs: Inputs(writer),
+        })
     }
 }
 

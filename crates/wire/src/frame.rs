@@ -52,7 +52,11 @@ pub struct FrameWriter<W> {
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Reads from `io` and refuses frames over `frame_bytes_max`.
     pub fn new(io: R, frame_bytes_max: usize) -> Self {
-        Self { io, buffer: BytesMut::new(), frame_bytes_max }
+        Self {
+            io,
+            buffer: BytesMut::new(),
+            frame_bytes_max,
+        }
     }
 
     /// The next message, or none when the other end closed between two.
@@ -61,8 +65,18 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             if let Some(message) = self.take()? {
                 return Ok(Some(message));
             }
-            if self.io.read_buf(&mut self.buffer).await.map_err(WireError::Io)? == 0 {
-                return if self.buffer.is_empty() { Ok(None) } else { Err(WireError::Eof) };
+            if self
+                .io
+                .read_buf(&mut self.buffer)
+                .await
+                .map_err(WireError::Io)?
+                == 0
+            {
+                return if self.buffer.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(WireError::Eof)
+                };
             }
         }
     }
@@ -74,7 +88,10 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         };
         let bytes = u32::from_be_bytes(*prefix) as usize;
         if bytes > self.frame_bytes_max {
-            return Err(WireError::TooLarge { bytes, max: self.frame_bytes_max });
+            return Err(WireError::TooLarge {
+                bytes,
+                max: self.frame_bytes_max,
+            });
         }
         if self.buffer.len() < PREFIX_BYTES + bytes {
             // Grow with what arrives, at most a chunk ahead: a peer that only announces much costs nothing.
@@ -93,18 +110,29 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// Writes to `io`.
     pub fn new(io: W) -> Self {
-        Self { io, buffer: BytesMut::new() }
+        Self {
+            io,
+            buffer: BytesMut::new(),
+        }
     }
 
     /// Writes one message and flushes it.
     pub async fn send<M: Message>(&mut self, message: &M) -> Result<(), WireError> {
         let bytes = message.encoded_len();
-        let prefix = u32::try_from(bytes).map_err(|_| WireError::TooLarge { bytes, max: u32::MAX as usize })?;
+        let prefix = u32::try_from(bytes).map_err(|_| WireError::TooLarge {
+            bytes,
+            max: u32::MAX as usize,
+        })?;
         self.buffer.clear();
         self.buffer.reserve(PREFIX_BYTES + bytes);
         self.buffer.put_u32(prefix);
-        message.encode(&mut self.buffer).expect("the buffer was reserved for it");
-        self.io.write_all(&self.buffer).await.map_err(WireError::Io)?;
+        message
+            .encode(&mut self.buffer)
+            .expect("the buffer was reserved for it");
+        self.io
+            .write_all(&self.buffer)
+            .await
+            .map_err(WireError::Io)?;
         self.io.flush().await.map_err(WireError::Io)
     }
 }
@@ -116,11 +144,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn runtime() -> tokio::runtime::Runtime {
-        tokio::runtime::Builder::new_current_thread().build().unwrap()
+        tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap()
     }
 
     fn stdout(data: &[u8]) -> Reply {
-        Reply { reply: Some(reply::Reply::Stdout(data.to_vec().into())) }
+        Reply {
+            reply: Some(reply::Reply::Stdout(data.to_vec().into())),
+        }
     }
 
     proptest! {
@@ -155,7 +187,10 @@ mod tests {
     fn an_announced_giant_is_refused_before_it_is_held() {
         runtime().block_on(async {
             let mut reader = FrameReader::new(&[0xff, 0xff, 0xff, 0xff][..], 1024);
-            assert!(matches!(reader.next::<Reply>().await, Err(WireError::TooLarge { .. })));
+            assert!(matches!(
+                reader.next::<Reply>().await,
+                Err(WireError::TooLarge { .. })
+            ));
         });
     }
 

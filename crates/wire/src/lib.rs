@@ -8,7 +8,7 @@ mod connection;
 mod frame;
 pub mod proto;
 
-pub use connection::{GuestEnd, HostEnd, Inputs, Requests, Replies, ReplySink};
+pub use connection::{GuestEnd, HostEnd, Inputs, Replies, ReplySink, Requests};
 pub use frame::{FrameReader, FrameWriter, WireError};
 
 /// What both ends say in `Hello`; a guest with another number is not used.

@@ -1,0 +1,219 @@
+//! The Rust client: the generated stub over a channel that is set up right.
+
+#[cfg(unix)]
+mod unix;
+
+use crate::v1::sandboxes_client::SandboxesClient;
+use crate::{REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
+use std::error::Error as _;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
+use std::time::Duration;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
+
+/// A server that does not answer the connection by then is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A silent peer is asked for a sign of life, so that a dead one is noticed in a long run.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Enough that a large file is not held up by round trips.
+const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
+
+/// Where a server listens, and how it and we prove who we are.
+#[derive(Clone, Debug)]
+pub enum Endpoint {
+    /// The Unix socket of a server on this machine; the kernel tells it who we are.
+    Unix(PathBuf),
+    /// TLS over TCP, both sides by certificate.
+    Tls(TlsEndpoint),
+}
+
+/// A server reached over TCP.
+#[derive(Clone)]
+pub struct TlsEndpoint {
+    /// `host:port`.
+    pub authority: String,
+    /// The certificate that signed the server's.
+    pub ca_pem: Vec<u8>,
+    /// Our own certificate and key; none when we have none, which servers refuse.
+    pub identity: Option<ClientIdentity>,
+}
+
+/// A client certificate and its key.
+#[derive(Clone)]
+pub struct ClientIdentity {
+    /// The certificate.
+    pub cert_pem: Vec<u8>,
+    /// Its key.
+    pub key_pem: Vec<u8>,
+}
+
+/// The server's calls, as the generated stub names them.
+#[derive(Clone, Debug)]
+pub struct Client(SandboxesClient<Channel>);
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The endpoint makes no sense.
+    #[error("endpoint {endpoint} cannot be used")]
+    Endpoint {
+        /// As it was given.
+        endpoint: String,
+        /// What is wrong with it.
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// Nobody answers, or it is not a server of ours.
+    #[error("no k8e server answers at {endpoint}")]
+    Unreachable {
+        /// As it was given.
+        endpoint: String,
+        /// What the transport says.
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// This platform has no Unix sockets.
+    #[error("{endpoint}: Unix sockets work on Unix only, use host:port")]
+    NoUnixSockets {
+        /// As it was given.
+        endpoint: String,
+    },
+}
+
+// === impl Client ===
+
+impl Client {
+    /// Connects, and fails when nobody answers.
+    pub async fn connect(endpoint: &Endpoint) -> Result<Self, ConnectError> {
+        let channel = match endpoint {
+            Endpoint::Unix(path) => connect_unix(endpoint, path).await?,
+            Endpoint::Tls(tls) => connect_tls(endpoint, tls).await?,
+        };
+        let stub = SandboxesClient::new(channel)
+            .max_decoding_message_size(RESPONSE_BYTES_MAX)
+            .max_encoding_message_size(REQUEST_BYTES_MAX);
+        Ok(Self(stub))
+    }
+}
+
+impl Deref for Client {
+    type Target = SandboxesClient<Channel>;
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Client {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+// === impl Endpoint ===
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Tls(tls) => write!(f, "https://{}", tls.authority),
+        }
+    }
+}
+
+// === impl TlsEndpoint ===
+
+/// Without the key.
+impl std::fmt::Debug for TlsEndpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TlsEndpoint")
+            .field("authority", &self.authority)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl ConnectError ===
+
+impl ConnectError {
+    /// What the system said, when it was the system that refused.
+    pub fn io_kind(&self) -> Option<io::ErrorKind> {
+        let mut next = self.source();
+        while let Some(error) = next {
+            if let Some(io) = error.downcast_ref::<io::Error>() {
+                return Some(io.kind());
+            }
+            next = error.source();
+        }
+        None
+    }
+
+    /// The deepest cause, in words.
+    pub fn cause(&self) -> String {
+        let mut last: &dyn std::error::Error = self;
+        while let Some(next) = last.source() {
+            last = next;
+        }
+        last.to_string()
+    }
+}
+
+#[cfg(unix)]
+async fn connect_unix(
+    endpoint: &Endpoint,
+    path: &std::path::Path,
+) -> Result<Channel, ConnectError> {
+    // The authority is only a name here: the socket is the address.
+    let channel = tuned(tonic::transport::Endpoint::from_static("http://localhost"));
+    let connector = unix::connector(path.to_owned());
+    channel
+        .connect_with_connector(connector)
+        .await
+        .map_err(unreachable(endpoint))
+}
+
+#[cfg(not(unix))]
+async fn connect_unix(
+    endpoint: &Endpoint,
+    _path: &std::path::Path,
+) -> Result<Channel, ConnectError> {
+    Err(ConnectError::NoUnixSockets {
+        endpoint: endpoint.to_string(),
+    })
+}
+
+async fn connect_tls(endpoint: &Endpoint, tls: &TlsEndpoint) -> Result<Channel, ConnectError> {
+    let unusable = |source| ConnectError::Endpoint {
+        endpoint: endpoint.to_string(),
+        source,
+    };
+    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&tls.ca_pem));
+    if let Some(identity) = &tls.identity {
+        config = config.identity(Identity::from_pem(&identity.cert_pem, &identity.key_pem));
+    }
+    let channel = tonic::transport::Endpoint::from_shared(endpoint.to_string())
+        .and_then(|channel| channel.tls_config(config.timeout(CONNECT_TIMEOUT)))
+        .map_err(unusable)?;
+    tuned(channel)
+        .connect()
+        .await
+        .map_err(unreachable(endpoint))
+}
+
+fn tuned(channel: tonic::transport::Endpoint) -> tonic::transport::Endpoint {
+    channel
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .tcp_nodelay(true)
+}
+
+fn unreachable(endpoint: &Endpoint) -> impl FnOnce(tonic::transport::Error) -> ConnectError {
+    let endpoint = endpoint.to_string();
+    move |source| ConnectError::Unreachable { endpoint, source }
+}

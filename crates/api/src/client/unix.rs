@@ -1,0 +1,89 @@
+//! Reaching a Unix socket, however deep its path and however many others want in.
+
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tonic::transport::Uri;
+use tower::service_fn;
+
+/// A full queue of a busy server empties in milliseconds; ten seconds of it is a hung one.
+const BUSY_TRIES_MAX: u32 = 1000;
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
+
+/// What tonic calls for a connection.
+pub(super) fn connector(
+    path: PathBuf,
+) -> impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = io::Error, Future: Send>
++ Send
++ 'static {
+    service_fn(move |_: Uri| {
+        let path = path.clone();
+        async move { connect(&path).await.map(TokioIo::new) }
+    })
+}
+
+/// Linux answers "try again" when the listener's queue is full, where TCP would wait.
+async fn connect(path: &Path) -> io::Result<UnixStream> {
+    for _ in 0..BUSY_TRIES_MAX {
+        match connect_once(path).await {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(BUSY_PAUSE).await,
+            other => return other,
+        }
+    }
+    connect_once(path).await
+}
+
+#[cfg(not(target_os = "linux"))]
+async fn connect_once(path: &Path) -> io::Result<UnixStream> {
+    UnixStream::connect(path).await
+}
+
+/// A socket's address holds 107 bytes; through its directory's descriptor it is always short.
+#[cfg(target_os = "linux")]
+async fn connect_once(path: &Path) -> io::Result<UnixStream> {
+    use rustix::fs::{Mode, OFlags, open};
+    use std::os::fd::AsRawFd as _;
+    const ADDRESS_BYTES_MAX: usize = 107;
+
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
+        return UnixStream::connect(path).await;
+    }
+    let dir = open(
+        dir,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
+    UnixStream::connect(short).await
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_deep_socket_is_reached() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(120));
+        std::fs::create_dir(&deep).unwrap();
+        // Bound by its short name, moved to where no address reaches.
+        let listener = tokio::net::UnixListener::bind(dir.path().join("s")).unwrap();
+        let deep = deep.join("s");
+        std::fs::rename(dir.path().join("s"), &deep).unwrap();
+        let (client, server) = tokio::join!(connect(&deep), listener.accept());
+        client.unwrap();
+        server.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_missing_socket_is_not_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = connect(&dir.path().join("s")).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}

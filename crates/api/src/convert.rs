@@ -1,0 +1,14 @@
+//! Wire messages to model types and back. What comes out of here is checked.
+
+mod run;
+mod session;
+
+pub use run::{command, exited};
+pub use session::{limits, phase_filter, session, session_id, session_spec, tenant_filter};
+
+use k8e_model::{Env, Error};
+use std::collections::{BTreeMap, HashMap};
+
+fn env(map: HashMap<String, String>) -> Result<Env, Error> {
+    map.into_iter().collect::<BTreeMap<_, _>>().try_into()
+}

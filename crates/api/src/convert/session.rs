@@ -1,0 +1,180 @@
+//! Sessions: what a request asks for, and what an answer shows.
+
+use crate::v1;
+use k8e_model::{
+    Error, Lifetime, Limits, Phase, Session, SessionId, SessionSpec, Template, TenantId,
+};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What a client asks for, on top of what the server gives everybody.
+pub fn session_spec(
+    wire: v1::CreateSessionRequest,
+    limits: Limits,
+    lifetime: Lifetime,
+) -> Result<SessionSpec, Error> {
+    let asked = wire.limits.unwrap_or_default();
+    Ok(SessionSpec {
+        id: parse_unless_empty(&wire.session_id)?,
+        tenant: parse_unless_empty(&wire.tenant)?.unwrap_or_default(),
+        runtime: parse_unless_empty(&wire.runtime)?,
+        template: wire.template.parse::<Template>()?,
+        env: super::env(wire.env)?,
+        labels: wire
+            .labels
+            .into_iter()
+            .collect::<BTreeMap<_, _>>()
+            .try_into()?,
+        limits: limits.with(Limits {
+            memory_bytes: asked.memory_bytes,
+            cpu_millis: asked.cpu_millis,
+            pids: asked.pids,
+            disk_bytes: asked.disk_bytes,
+        })?,
+        lifetime: lifetime.with_seconds(wire.ttl_s, wire.idle_timeout_s)?,
+    })
+}
+
+/// The session that a call names.
+pub fn session_id(text: &str) -> Result<SessionId, Error> {
+    text.parse()
+}
+
+/// Which phases a list shows: empty is `active`, none is all of them.
+pub fn phase_filter(text: &str) -> Result<Option<Phase>, Error> {
+    match text {
+        "" => Ok(Some(Phase::Active)),
+        text if text.eq_ignore_ascii_case("all") => Ok(None),
+        text => text.parse().map(Some),
+    }
+}
+
+/// Whose sessions a list shows: empty is everybody's.
+pub fn tenant_filter(text: &str) -> Result<Option<TenantId>, Error> {
+    parse_unless_empty(text)
+}
+
+/// A session's record. What only the live server knows (its end, its network, the limits it hit)
+/// is the caller's to fill in.
+pub fn session(session: &Session) -> v1::Session {
+    v1::Session {
+        session_id: session.id.to_string(),
+        tenant: session.tenant.to_string(),
+        owner: session.owner.clone(),
+        phase: session.phase.as_str().to_owned(),
+        reason: session.reason.clone(),
+        runtime: session.runtime.to_string(),
+        template: session.template.to_string(),
+        // Values can be secrets: only the names are ever shown.
+        env_keys: session.env.iter().map(|(key, _)| key.to_owned()).collect(),
+        labels: session
+            .labels
+            .iter()
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .collect(),
+        limits: Some(limits(&session.limits)),
+        created_at_unix_ms: session.created_at,
+        expires_at_unix_ms: 0,
+        last_used_unix_ms: session.last_used,
+        idle_timeout_s: session.lifetime.idle.map_or(-1, seconds),
+        network: String::new(),
+        oom_kills: 0,
+        pids_refused: 0,
+    }
+}
+
+/// What one sandbox may use.
+pub fn limits(limits: &Limits) -> v1::Limits {
+    v1::Limits {
+        memory_bytes: limits.memory_bytes,
+        cpu_millis: limits.cpu_millis,
+        pids: limits.pids,
+        disk_bytes: limits.disk_bytes,
+    }
+}
+
+fn seconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
+}
+
+fn parse_unless_empty<T: std::str::FromStr<Err = Error>>(text: &str) -> Result<Option<T>, Error> {
+    if text.is_empty() {
+        Ok(None)
+    } else {
+        text.parse().map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8e_model::RuntimeKind;
+
+    fn spec(wire: v1::CreateSessionRequest) -> Result<SessionSpec, Error> {
+        session_spec(wire, Limits::default(), Lifetime::default())
+    }
+
+    #[test]
+    fn an_empty_request_is_all_defaults() {
+        assert_eq!(
+            spec(v1::CreateSessionRequest::default()).unwrap(),
+            SessionSpec::default()
+        );
+    }
+
+    #[test]
+    fn what_is_asked_for_is_taken_and_checked() {
+        let asked = v1::CreateSessionRequest {
+            session_id: "mine".into(),
+            tenant: "project".into(),
+            runtime: "native".into(),
+            limits: Some(v1::Limits {
+                pids: 64,
+                ..Default::default()
+            }),
+            ttl_s: 60,
+            idle_timeout_s: -1,
+            ..Default::default()
+        };
+        let spec = spec(asked.clone()).unwrap();
+        assert_eq!(spec.id.unwrap().as_str(), "mine");
+        assert_eq!(spec.runtime, Some(RuntimeKind::Native));
+        assert_eq!((spec.limits.pids, spec.limits.cpu_millis), (64, 1000));
+        assert_eq!(
+            spec.lifetime,
+            Lifetime {
+                ttl: Some(Duration::from_secs(60)),
+                idle: None
+            }
+        );
+
+        type Break = fn(&mut v1::CreateSessionRequest);
+        let broken: [Break; 7] = [
+            |r| r.session_id = "../x".into(),
+            |r| r.tenant = "A".into(),
+            |r| r.runtime = "docker".into(),
+            |r| r.template = "oci:nothing".into(),
+            |r| r.ttl_s = -7,
+            |r| r.env.extend([("A=B".to_owned(), String::new())]),
+            |r| {
+                r.limits = Some(v1::Limits {
+                    memory_bytes: 1,
+                    ..Default::default()
+                })
+            },
+        ];
+        for break_it in broken {
+            let mut request = asked.clone();
+            break_it(&mut request);
+            assert!(super::tests::spec(request).is_err());
+        }
+    }
+
+    #[test]
+    fn phases_filter() {
+        assert_eq!(phase_filter("").unwrap(), Some(Phase::Active));
+        assert_eq!(phase_filter("All").unwrap(), None);
+        assert_eq!(phase_filter("Ended").unwrap(), Some(Phase::Ended));
+        assert!(phase_filter("running").is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! Error codes of the model as gRPC codes, and back. The only place that knows both.
+
+use k8e_model::{Code, Error};
+use std::error::Error as _;
+pub use tonic::Status;
+
+/// A message travels in an HTTP/2 header, and those are bounded at both ends.
+const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// As it is told to a client.
+pub fn to_status(code: Code, message: &str) -> Status {
+    let end = message.floor_char_boundary(MESSAGE_BYTES_MAX);
+    Status::new(grpc_code(code), &message[..end])
+}
+
+/// As a client reads it.
+pub fn from_status(status: &Status) -> Error {
+    Error::new(model_code(status.code()), status.message())
+}
+
+/// Why the connection broke, when it was that and not the server that ended a call.
+pub fn connection_lost(status: &Status) -> Option<String> {
+    // What the server says has no source; what the connection says has.
+    let mut cause = status.source()?;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    Some(cause.to_string())
+}
+
+/// As it is written in answers and logs.
+pub fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Invalid => "invalid",
+        Code::NotFound => "not_found",
+        Code::Exists => "exists",
+        Code::Precondition => "precondition",
+        Code::Exhausted => "exhausted",
+        Code::Denied => "denied",
+        Code::Unauthenticated => "unauthenticated",
+        Code::Unsupported => "unsupported",
+        Code::Timeout => "timeout",
+        Code::Unavailable => "unavailable",
+        Code::Internal => "internal",
+    }
+}
+
+fn grpc_code(code: Code) -> tonic::Code {
+    match code {
+        Code::Invalid => tonic::Code::InvalidArgument,
+        Code::NotFound => tonic::Code::NotFound,
+        Code::Exists => tonic::Code::AlreadyExists,
+        Code::Precondition => tonic::Code::FailedPrecondition,
+        Code::Exhausted => tonic::Code::ResourceExhausted,
+        Code::Denied => tonic::Code::PermissionDenied,
+        Code::Unauthenticated => tonic::Code::Unauthenticated,
+        Code::Unsupported => tonic::Code::Unimplemented,
+        Code::Timeout => tonic::Code::DeadlineExceeded,
+        Code::Unavailable => tonic::Code::Unavailable,
+        Code::Internal => tonic::Code::Internal,
+    }
+}
+
+/// Ours come back as they went; the rest is what gRPC itself and proxies say.
+fn model_code(code: tonic::Code) -> Code {
+    match code {
+        tonic::Code::InvalidArgument | tonic::Code::OutOfRange => Code::Invalid,
+        tonic::Code::NotFound => Code::NotFound,
+        tonic::Code::AlreadyExists => Code::Exists,
+        tonic::Code::FailedPrecondition | tonic::Code::Aborted => Code::Precondition,
+        tonic::Code::ResourceExhausted => Code::Exhausted,
+        tonic::Code::PermissionDenied => Code::Denied,
+        tonic::Code::Unauthenticated => Code::Unauthenticated,
+        tonic::Code::Unimplemented => Code::Unsupported,
+        tonic::Code::DeadlineExceeded => Code::Timeout,
+        tonic::Code::Unavailable | tonic::Code::Cancelled => Code::Unavailable,
+        tonic::Code::Ok | tonic::Code::Unknown | tonic::Code::DataLoss | tonic::Code::Internal => {
+            Code::Internal
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Code; 11] = [
+        Code::Invalid,
+        Code::NotFound,
+        Code::Exists,
+        Code::Precondition,
+        Code::Exhausted,
+        Code::Denied,
+        Code::Unauthenticated,
+        Code::Unsupported,
+        Code::Timeout,
+        Code::Unavailable,
+        Code::Internal,
+    ];
+
+    #[test]
+    fn every_code_and_its_text_come_back() {
+        for code in ALL {
+            let back = from_status(&to_status(code, "session a not found"));
+            assert_eq!(back, Error::new(code, "session a not found"));
+        }
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let status = to_status(Code::Invalid, &"é".repeat(MESSAGE_BYTES_MAX));
+        assert_eq!(status.message().len(), MESSAGE_BYTES_MAX);
+        assert_eq!(
+            to_status(Code::Invalid, &format!("x{}", "é".repeat(4096)))
+                .message()
+                .len(),
+            4095
+        );
+    }
+}

@@ -1,0 +1,147 @@
+//! `k8e sandbox …`: one file for each command.
+
+mod create;
+mod destroy;
+mod events;
+mod exec;
+mod files;
+mod get;
+mod list;
+mod log;
+mod ps;
+mod read;
+mod run;
+mod sessions;
+mod spec;
+mod status;
+mod stream;
+mod write;
+
+use crate::Globals;
+use crate::connect::connect;
+use crate::failure::Failure;
+use clap::Subcommand;
+
+/// What `k8e sandbox --help` begins with.
+pub(crate) const ABOUT: &str = "\
+Run code and commands in sandboxes, and manage them.
+
+The short way is one command: `run` makes a session for its tenant when there is none, and uses it
+again the next time, so files and installed packages stay.
+
+  k8e sandbox run 'print(1 + 1)' --lang python
+  k8e sandbox run 'make test' --raw --timeout 10m
+  echo 'console.log(1)' | k8e sandbox run --lang node
+
+The long way keeps sessions apart:
+
+  SID=$(k8e sandbox create | jq -r .session_id)
+  k8e sandbox write $SID data.csv < data.csv
+  k8e sandbox run 'wc -l data.csv' --session-id $SID
+  k8e sandbox destroy $SID
+
+Every command prints one JSON object; `--raw` prints bytes as they come. `run` and `exec` exit with
+the command's own code. Otherwise 1 is a failed request and 2 a server that cannot be reached;
+errors are {\"error\":…,\"detail\":…} on standard output and a line on standard error.";
+
+/// The commands of `k8e sandbox`.
+#[derive(Subcommand, Debug)]
+pub enum SandboxCommand {
+    /// Run code, or a shell command, in a sandbox
+    #[command(long_about = run::LONG_ABOUT)]
+    Run(run::RunArgs),
+    /// Make a session
+    #[command(long_about = create::LONG_ABOUT)]
+    Create(create::CreateArgs),
+    /// Show a session
+    Get(get::GetArgs),
+    /// List sessions
+    Sessions(sessions::SessionsArgs),
+    /// End a session and remove its sandbox
+    Destroy(destroy::DestroyArgs),
+    /// Show the server: version, runtimes, limits, load
+    Status(status::StatusArgs),
+    /// Execute a program with its arguments, without a shell
+    #[command(long_about = exec::LONG_ABOUT)]
+    Exec(exec::ExecArgs),
+    /// Write standard input to a file in the workspace
+    #[command(long_about = write::LONG_ABOUT)]
+    Write(write::WriteArgs),
+    /// Read a file of the workspace
+    #[command(long_about = read::LONG_ABOUT)]
+    Read(read::ReadArgs),
+    /// List the files of the workspace
+    List(list::ListArgs),
+    /// Show one file of the workspace without its content
+    Stat(files::StatArgs),
+    /// Make a directory in the workspace
+    Mkdir(files::MkdirArgs),
+    /// Move or rename a file of the workspace
+    Mv(files::MvArgs),
+    /// Remove a file or a directory of the workspace
+    Rm(files::RmArgs),
+    /// List the processes of a sandbox
+    Ps(ps::PsArgs),
+    /// Show what a session's commands printed
+    #[command(long_about = log::LONG_ABOUT)]
+    Log(log::LogArgs),
+    /// Show what happened to a session
+    Events(events::EventsArgs),
+}
+
+// === impl SandboxCommand ===
+
+impl SandboxCommand {
+    /// Whether standard output is JSON, and so errors are too.
+    pub(crate) fn prints_json(&self) -> bool {
+        match self {
+            Self::Run(args) => !args.raw(),
+            Self::Exec(args) => !args.raw(),
+            Self::Read(args) => !args.raw(),
+            Self::Log(_) => false,
+            Self::Create(_)
+            | Self::Get(_)
+            | Self::Sessions(_)
+            | Self::Destroy(_)
+            | Self::Status(_)
+            | Self::Write(_)
+            | Self::List(_)
+            | Self::Stat(_)
+            | Self::Mkdir(_)
+            | Self::Mv(_)
+            | Self::Rm(_)
+            | Self::Ps(_)
+            | Self::Events(_) => true,
+        }
+    }
+}
+
+pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8, Failure> {
+    let client = || connect(globals);
+    match command {
+        // What can be refused without a server is: the request is made, and checked, first.
+        SandboxCommand::Run(args) => {
+            let request = args.request().await?;
+            run::run(request, client().await?).await
+        }
+        SandboxCommand::Exec(args) => {
+            let request = args.request()?;
+            exec::run(request, client().await?).await
+        }
+        SandboxCommand::Status(args) => status::run(args, client().await).await,
+        SandboxCommand::Create(args) => create::run(args, client().await?).await,
+        SandboxCommand::Get(args) => get::run(args, client().await?).await,
+        SandboxCommand::Sessions(args) => sessions::run(args, client().await?).await,
+        SandboxCommand::Destroy(args) => destroy::run(args, client().await?).await,
+        SandboxCommand::Write(args) => write::run(args, client().await?).await,
+        SandboxCommand::Read(args) => read::run(args, client().await?).await,
+        SandboxCommand::List(args) => list::run(args, client().await?).await,
+        SandboxCommand::Stat(args) => files::stat(args, client().await?).await,
+        SandboxCommand::Mkdir(args) => files::mkdir(args, client().await?).await,
+        SandboxCommand::Mv(args) => files::mv(args, client().await?).await,
+        SandboxCommand::Rm(args) => files::rm(args, client().await?).await,
+        SandboxCommand::Ps(args) => ps::run(args, client().await?).await,
+        SandboxCommand::Log(args) => log::run(args, client().await?).await,
+        SandboxCommand::Events(args) => events::run(args, client().await?).await,
+    }
+}

@@ -1,0 +1,71 @@
+//! `k8e sandbox list`.
+
+use super::files::path_bytes;
+use crate::failure::Failure;
+use crate::output;
+use crate::render::FileJson;
+use clap::Args;
+use k8e_api::client::Client;
+use k8e_api::v1;
+use serde::Serialize;
+use std::ffi::OsString;
+
+/// Arguments of `k8e sandbox list`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  k8e sandbox list $SID | jq -r '.files[].path'
+  k8e sandbox list $SID src --recursive=false
+  k8e sandbox list $SID --since $(date -d '5 minutes ago' +%s)")]
+pub struct ListArgs {
+    /// The session
+    #[arg(value_name = "SESSION")]
+    session_id: String,
+
+    /// Where to begin
+    #[arg(default_value = "/workspace")]
+    path: OsString,
+
+    /// Only what changed since then, in Unix seconds
+    #[arg(long, default_value_t = 0, value_name = "TIME")]
+    since: i64,
+
+    /// With everything below
+    #[arg(
+        long,
+        default_value_t = true,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set,
+        value_name = "BOOL"
+    )]
+    recursive: bool,
+}
+
+#[derive(Serialize)]
+struct ListJson {
+    files: Vec<FileJson>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
+}
+
+pub(crate) async fn run(args: ListArgs, mut client: Client) -> Result<u8, Failure> {
+    let request = v1::ListFilesRequest {
+        session_id: args.session_id,
+        path: path_bytes(args.path),
+        recursive: args.recursive,
+        since_unix_s: args.since,
+    };
+    let mut pages = client.list_files(request).await?.into_inner();
+    let mut list = ListJson {
+        files: Vec::new(),
+        truncated: false,
+    };
+    while let Some(page) = pages.message().await? {
+        list.files
+            .extend(page.files.into_iter().map(FileJson::from));
+        list.truncated |= page.truncated;
+    }
+    output::json(&list).map(|()| 0)
+}

@@ -1,0 +1,63 @@
+//! `k8e sandbox ps`.
+
+use crate::failure::Failure;
+use crate::output;
+use clap::Args;
+use k8e_api::client::Client;
+use k8e_api::v1;
+use serde::Serialize;
+
+/// Arguments of `k8e sandbox ps`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Example:
+  k8e sandbox ps $SID | jq -r '.processes[] | \"\\(.pid) \\(.cmdline)\"'")]
+pub struct PsArgs {
+    /// The session
+    #[arg(value_name = "SESSION")]
+    session_id: String,
+}
+
+#[derive(Serialize)]
+struct ProcessesJson {
+    processes: Vec<ProcessJson>,
+}
+
+/// `pid`, `comm` and `state` are K8E's.
+#[derive(Serialize)]
+struct ProcessJson {
+    pid: i32,
+    ppid: i32,
+    comm: String,
+    state: String,
+    cmdline: String,
+    rss_bytes: u64,
+    uid: u32,
+}
+
+pub(crate) async fn run(args: PsArgs, mut client: Client) -> Result<u8, Failure> {
+    let request = v1::ListProcessesRequest {
+        session_id: args.session_id,
+    };
+    let processes = client.list_processes(request).await?.into_inner().processes;
+    let processes = processes.into_iter().map(ProcessJson::from).collect();
+    output::json(&ProcessesJson { processes }).map(|()| 0)
+}
+
+// === impl ProcessJson ===
+
+impl From<v1::Process> for ProcessJson {
+    fn from(process: v1::Process) -> Self {
+        // Arguments end with NUL each; for eyes they are separated by spaces.
+        let cmdline = String::from_utf8_lossy(&process.cmdline);
+        Self {
+            pid: process.pid,
+            ppid: process.ppid,
+            comm: process.comm,
+            state: process.state,
+            cmdline: cmdline.trim_end_matches('\0').replace('\0', " "),
+            rss_bytes: process.rss_bytes,
+            uid: process.uid,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `k8e sandbox run`: code or a shell command, in the tenant's session or a given one.
+
+use super::spec::SpecArgs;
+use super::stream::{CommandArgs, Request, drive};
+use crate::failure::Failure;
+use clap::Args;
+use k8e_api::client::Client;
+use k8e_api::v1;
+use k8e_model::{CODE_BYTES_MAX, Command, Language, Program};
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use tokio::io::AsyncReadExt as _;
+
+/// What `k8e sandbox run --help` begins with.
+pub(super) const LONG_ABOUT: &str = "\
+Run code, or a shell command, in a sandbox.
+
+Without --session-id the tenant's session is used again, or made: files and installed packages stay
+from one run to the next. The exit code is the command's own, also in JSON.";
+
+/// Arguments of `k8e sandbox run`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  k8e sandbox run 'echo hello'
+  k8e sandbox run 'print(6 * 7)' --lang python
+  k8e sandbox run --lang python < script.py
+  k8e sandbox run 'sort | uniq -c' --stdin --raw < words.txt
+  k8e sandbox run 'make test' --raw --timeout 10m --memory 2GiB --fresh
+  k8e sandbox run 'ls' --tenant my-project
+
+Output:
+  {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"status\":\"completed\",…}
+  status is completed, timed_out or oom_killed; limits_hit names the limits that were reached.")]
+pub struct RunArgs {
+    /// The code; without it, or as `-`, it is read from standard input
+    code: Option<OsString>,
+
+    /// bash, python, node or ts
+    #[arg(long, default_value = "bash", value_name = "LANGUAGE", value_parser = language)]
+    lang: Language,
+
+    /// Run in this session
+    #[arg(long, env = "K8E_SANDBOX_SESSION_ID", value_name = "ID")]
+    session_id: Option<String>,
+
+    /// Run in a session of its own that is destroyed afterwards
+    #[arg(long)]
+    fresh: bool,
+
+    #[command(flatten)]
+    command: CommandArgs,
+
+    #[command(flatten)]
+    spec: SpecArgs,
+}
+
+// === impl RunArgs ===
+
+impl RunArgs {
+    pub(crate) fn raw(&self) -> bool {
+        self.command.raw()
+    }
+
+    /// The request: the code is read and checked, nothing is sent yet.
+    pub(crate) async fn request(self) -> Result<Request, Failure> {
+        // Not clap's to check: an empty variable is how people unset one.
+        let session_id = self.session_id.unwrap_or_default();
+        if self.fresh && !session_id.is_empty() {
+            return Err(Failure::request(
+                format!(
+                    "--fresh makes a session of its own: leave out --session-id {session_id}, or unset K8E_SANDBOX_SESSION_ID"
+                ),
+                "invalid",
+            ));
+        }
+        let code = match self.code {
+            Some(code) if code != "-" => code.into_encoded_bytes(),
+            _ => read_code(self.command.stdin()).await?,
+        };
+        // Only to say early what the server would say late, after the bytes have travelled.
+        let program = Program::Code {
+            language: self.lang,
+            code,
+        };
+        let code = match Command::new(program)?.program {
+            Program::Code { code, .. } => code,
+            Program::Argv(_) => Vec::new(),
+        };
+        let language = self.lang.as_str();
+        let mut request = self.command.request();
+        request.language = Some(language);
+        request.start.session_id = session_id;
+        request.start.fresh = self.fresh;
+        request.start.create = Some(self.spec.request());
+        let code = v1::Code {
+            language: language.to_owned(),
+            code: code.into(),
+        };
+        request.start.program = Some(v1::run_start::Program::Code(code));
+        Ok(request)
+    }
+}
+
+pub(crate) async fn run(request: Request, client: Client) -> Result<u8, Failure> {
+    drive(client, request).await
+}
+
+fn language(text: &str) -> Result<Language, k8e_model::Error> {
+    text.parse()
+}
+
+async fn read_code(stdin_is_the_commands: bool) -> Result<Vec<u8>, Failure> {
+    if stdin_is_the_commands {
+        return Err(Failure::request(
+            "standard input cannot be both the code and the command's input: give the code as an argument",
+            "invalid",
+        ));
+    }
+    let mut code = Vec::new();
+    // Somebody at a terminal forgot the code: an empty one says so better than waiting does.
+    if !std::io::stdin().is_terminal() {
+        // One byte over is enough to know that it is too much.
+        let limit = CODE_BYTES_MAX as u64 + 1;
+        tokio::io::stdin()
+            .take(limit)
+            .read_to_end(&mut code)
+            .await
+            .map_err(|e| Failure::io("read the code from standard input", &e))?;
+    }
+    Ok(code)
+}

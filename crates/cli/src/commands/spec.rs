@@ -1,0 +1,74 @@
+//! What a new session shall be like: the flags that `run` and `create` share.
+
+use crate::units::{self, Span};
+use clap::Args;
+use k8e_api::v1;
+
+/// Flags of a new session.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "New session")]
+pub(crate) struct SpecArgs {
+    /// Whose session it is; each tenant has its own
+    #[arg(long, env = "K8E_SANDBOX_TENANT", value_name = "NAME")]
+    pub(crate) tenant: Option<String>,
+
+    /// The kind of isolation, as `k8e sandbox status` lists them [default: the server's]
+    #[arg(long, value_name = "KIND")]
+    runtime: Option<String>,
+
+    /// Where its root file system comes from [default: host]
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+
+    /// Memory of everything in it, as 512MiB
+    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    memory: Option<u64>,
+
+    /// CPUs, as 0.5 or 2
+    #[arg(long, value_name = "N", value_parser = units::cpus)]
+    cpus: Option<u32>,
+
+    /// Processes and threads
+    #[arg(long, value_name = "N")]
+    pids: Option<u32>,
+
+    /// What it may write to disk, as 4GiB
+    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    disk: Option<u64>,
+
+    /// How long it lives, as 2h, or never
+    #[arg(long, value_name = "TIME", value_parser = units::span)]
+    ttl: Option<Span>,
+
+    /// How long it lives unused, as 10m, or never
+    #[arg(long, value_name = "TIME", value_parser = units::span)]
+    idle_timeout: Option<Span>,
+
+    /// To find it again; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = units::pair)]
+    label: Vec<(String, String)>,
+}
+
+// === impl SpecArgs ===
+
+impl SpecArgs {
+    /// As a request; what was not said is left to the server.
+    pub(crate) fn request(self) -> v1::CreateSessionRequest {
+        v1::CreateSessionRequest {
+            session_id: String::new(),
+            tenant: self.tenant.unwrap_or_default(),
+            runtime: self.runtime.unwrap_or_default(),
+            template: self.template.unwrap_or_default(),
+            env: Default::default(),
+            labels: self.label.into_iter().collect(),
+            limits: Some(v1::Limits {
+                memory_bytes: self.memory.unwrap_or(0),
+                cpu_millis: self.cpus.unwrap_or(0),
+                pids: self.pids.unwrap_or(0),
+                disk_bytes: self.disk.unwrap_or(0),
+            }),
+            ttl_s: self.ttl.map_or(0, Span::wire_seconds),
+            idle_timeout_s: self.idle_timeout.map_or(0, Span::wire_seconds),
+        }
+    }
+}

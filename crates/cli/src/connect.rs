@@ -1,0 +1,221 @@
+//! From what the user said to an open connection.
+//!
+//! Flow: a configured endpoint is used and nothing else is tried. Without one it is the socket of
+//! this machine's server, which is started when it is not there and may be.
+
+#[cfg(target_os = "linux")]
+mod autostart;
+
+use crate::Globals;
+use crate::failure::Failure;
+use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoint};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What K8E's gateway listens on, and ours too.
+const PORT_DEFAULT: u16 = 50051;
+
+/// A connection to the server that the flags, the environment or this machine name.
+pub(crate) async fn connect(globals: &Globals) -> Result<Client, Failure> {
+    match address(globals)? {
+        Some(address) => Ok(Client::connect(&endpoint(address, globals)?).await?),
+        None => local(globals).await,
+    }
+}
+
+/// Where an endpoint points, before any certificate is read.
+#[derive(Debug, PartialEq, Eq)]
+enum Address {
+    Unix(PathBuf),
+    /// `host:port`.
+    Tcp(String),
+}
+
+fn address(globals: &Globals) -> Result<Option<Address>, Failure> {
+    // An empty variable is how people unset one.
+    match globals.endpoint.as_deref() {
+        None | Some("") => Ok(None),
+        Some(text) => parse_address(text).map(Some).ok_or_else(|| {
+            Failure::request(
+                format!("endpoint {text:?} is not valid: use unix:///path, host:port or https://host:port"),
+                "invalid",
+            )
+        }),
+    }
+}
+
+fn parse_address(text: &str) -> Option<Address> {
+    if let Some(path) = text
+        .strip_prefix("unix://")
+        .or_else(|| text.strip_prefix("unix:"))
+    {
+        return path.starts_with('/').then(|| Address::Unix(path.into()));
+    }
+    let authority = text
+        .strip_prefix("https://")
+        .unwrap_or(text)
+        .trim_end_matches('/');
+    if authority.is_empty() || authority.contains(['/', ' ', '@', '?', '#']) {
+        return None;
+    }
+    let bare_ipv6 = authority.parse::<std::net::Ipv6Addr>().is_ok();
+    let authority = if bare_ipv6 {
+        format!("[{authority}]")
+    } else {
+        authority.to_owned()
+    };
+    let host_end = authority.rfind(']').map_or(0, |end| end + 1);
+    match authority[host_end..].split_once(':') {
+        Some((_, port)) => port
+            .parse::<u16>()
+            .is_ok()
+            .then_some(Address::Tcp(authority)),
+        None => Some(Address::Tcp(format!("{authority}:{PORT_DEFAULT}"))),
+    }
+}
+
+fn endpoint(address: Address, globals: &Globals) -> Result<Endpoint, Failure> {
+    let authority = match address {
+        Address::Unix(path) => return Ok(Endpoint::Unix(path)),
+        Address::Tcp(authority) => authority,
+    };
+    let dir = cert_dir(globals);
+    let read = |name: &str| {
+        let path = dir.join(name);
+        std::fs::read(&path).map_err(|e| {
+            Failure::unreachable(
+                format!(
+                    "cannot read {}: a server on TCP needs ca.crt, client.crt and client.key there; copy them from \
+                     <data-dir>/tls/admin on the server, or name their directory with --cert-dir",
+                    path.display()
+                ),
+                e.to_string(),
+            )
+        })
+    };
+    let identity = ClientIdentity {
+        cert_pem: read("client.crt")?,
+        key_pem: read("client.key")?,
+    };
+    Ok(Endpoint::Tls(TlsEndpoint {
+        authority,
+        ca_pem: read("ca.crt")?,
+        identity: Some(identity),
+    }))
+}
+
+/// The named directory; else the user's own; else, for root on the server itself, the server's.
+fn cert_dir(globals: &Globals) -> PathBuf {
+    if let Some(dir) = &globals.cert_dir {
+        return dir.clone();
+    }
+    let own = std::env::home_dir()
+        .unwrap_or_default()
+        .join(".k8e/sandbox");
+    let servers = globals.data_dir.join("tls/admin");
+    let has_certs = |dir: &Path| dir.join("ca.crt").exists();
+    if !has_certs(&own) && has_certs(&servers) {
+        servers
+    } else {
+        own
+    }
+}
+
+async fn local(globals: &Globals) -> Result<Client, Failure> {
+    let socket = globals.data_dir.join("k8e.sock");
+    let endpoint = Endpoint::Unix(socket.clone());
+    let error = match Client::connect(&endpoint).await {
+        Ok(client) => return Ok(client),
+        Err(error) => error,
+    };
+    match error.io_kind() {
+        Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            start(globals, &endpoint, error).await
+        }
+        Some(io::ErrorKind::PermissionDenied) => Err(Failure::unreachable(
+            format!(
+                "{} is for root and the group k8e: use sudo, add yourself to the group (`usermod -aG k8e $USER`), \
+                 or name a server with --endpoint",
+                socket.display()
+            ),
+            error.cause(),
+        )),
+        _ => Err(error.into()),
+    }
+}
+
+#[cfg(target_os = "linux")]
+async fn start(
+    globals: &Globals,
+    endpoint: &Endpoint,
+    error: ConnectError,
+) -> Result<Client, Failure> {
+    if globals.no_autostart {
+        return Err(Failure::unreachable(
+            format!("{error}: start one with `k8e server`, or leave out --no-autostart"),
+            error.cause(),
+        ));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::unreachable(
+            format!(
+                "{error}, and only root can start one: run `sudo k8e server`, or name a server with --endpoint"
+            ),
+            error.cause(),
+        ));
+    }
+    autostart::start(globals, endpoint).await
+}
+
+#[cfg(not(target_os = "linux"))]
+async fn start(
+    _globals: &Globals,
+    _endpoint: &Endpoint,
+    error: ConnectError,
+) -> Result<Client, Failure> {
+    Err(Failure::unreachable(
+        "sandboxes run on Linux: name a server with --endpoint or K8E_SANDBOX_ENDPOINT",
+        error.cause(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let check = |text: &str, want: &str| {
+            assert_eq!(
+                parse_address(text),
+                Some(Address::Tcp(want.into())),
+                "{text}"
+            );
+        };
+        check("10.0.0.1:50051", "10.0.0.1:50051");
+        check("https://k8e.example.com:443/", "k8e.example.com:443");
+        check("localhost", "localhost:50051");
+        check("[::1]:7", "[::1]:7");
+        check("[::1]", "[::1]:50051");
+        check("::1", "[::1]:50051");
+        assert_eq!(
+            parse_address("unix:///run/k8e.sock"),
+            Some(Address::Unix("/run/k8e.sock".into()))
+        );
+        assert_eq!(
+            parse_address("unix:/run/k8e.sock"),
+            Some(Address::Unix("/run/k8e.sock".into()))
+        );
+        for bad in [
+            "unix://",
+            "unix:relative",
+            "http://x:1",
+            "https://",
+            "a b:1",
+            "host:port",
+            "u@h:1",
+        ] {
+            assert_eq!(parse_address(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Why a command failed, and the exit code that says so to scripts.
+
+use k8e_api::client::ConnectError;
+use k8e_api::status::{Status, code_name, connection_lost, from_status};
+use std::io;
+
+/// The request failed, or was never one.
+pub(crate) const EXIT_REQUEST: u8 = 1;
+/// No server could be reached.
+pub(crate) const EXIT_UNREACHABLE: u8 = 2;
+/// 128 + SIGINT, as shells have it.
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
+/// 128 + SIGPIPE: what a program gets that writes to a closed pipe.
+const EXIT_BROKEN_PIPE: u8 = 141;
+
+/// Why a command failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// To be told.
+    Told {
+        /// The exit code.
+        exit: u8,
+        /// What went wrong and what to do.
+        error: String,
+        /// The cause, or the kind of error.
+        detail: String,
+    },
+    /// Whoever read our output has gone: there is nobody to tell.
+    BrokenPipe,
+}
+
+// === impl Failure ===
+
+impl Failure {
+    /// The request failed.
+    pub(crate) fn request(error: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::Told {
+            exit: EXIT_REQUEST,
+            error: error.into(),
+            detail: detail.into(),
+        }
+    }
+
+    /// No server could be reached.
+    pub(crate) fn unreachable(error: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::Told {
+            exit: EXIT_UNREACHABLE,
+            error: error.into(),
+            detail: detail.into(),
+        }
+    }
+
+    /// Something on this machine failed.
+    pub(crate) fn io(operation: &str, error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Self::BrokenPipe;
+        }
+        Self::request(format!("cannot {operation}: {error}"), "local")
+    }
+
+    pub(crate) fn exit(&self) -> u8 {
+        match self {
+            Self::Told { exit, .. } => *exit,
+            Self::BrokenPipe => EXIT_BROKEN_PIPE,
+        }
+    }
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        if let Some(cause) = connection_lost(&status) {
+            return Self::unreachable("the connection to the k8e server was lost", cause);
+        }
+        let error = from_status(&status);
+        Self::request(error.message, code_name(error.code))
+    }
+}
+
+impl From<ConnectError> for Failure {
+    fn from(error: ConnectError) -> Self {
+        Self::unreachable(error.to_string(), error.cause())
+    }
+}
+
+impl From<k8e_model::Error> for Failure {
+    fn from(error: k8e_model::Error) -> Self {
+        Self::request(error.message, code_name(error.code))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_tell_the_request_from_the_connection() {
+        assert_eq!(
+            Failure::from(Status::not_found("session a not found")).exit(),
+            1
+        );
+        // The sandbox is gone, but the server answered.
+        assert_eq!(
+            Failure::from(Status::unavailable("the sandbox is gone")).exit(),
+            1
+        );
+        let lost = Status::from_error(Box::new(io::Error::from(io::ErrorKind::ConnectionReset)));
+        assert_eq!(Failure::from(lost).exit(), 2);
+        let closed = io::Error::from(io::ErrorKind::BrokenPipe);
+        assert_eq!(Failure::io("write", &closed).exit(), 141);
+    }
+}

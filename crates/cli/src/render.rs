@@ -1,0 +1,181 @@
+//! Answers as JSON, with K8E's keys where it has them.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use k8e_api::v1;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Bytes for JSON: text, and the exact bytes too when they are not text.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Text {
+    /// With a mark in place of what is not UTF-8.
+    pub(crate) text: String,
+    /// Only when `text` is not all of it.
+    pub(crate) base64: Option<String>,
+}
+
+/// A session. `runtime_class` is K8E's name of `runtime`.
+#[derive(Debug, Serialize)]
+pub(crate) struct SessionJson {
+    session_id: String,
+    tenant_id: String,
+    owner: String,
+    phase: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+    runtime: String,
+    runtime_class: String,
+    template: String,
+    env_keys: Vec<String>,
+    labels: BTreeMap<String, String>,
+    limits: LimitsJson,
+    created_at: i64,
+    last_used: i64,
+    /// Unix seconds, as K8E has it; 0 is never.
+    expires_at: i64,
+    idle_timeout_s: i64,
+    network: String,
+    oom_kills: u64,
+    pids_refused: u64,
+}
+
+/// What a sandbox may use.
+#[derive(Debug, Serialize)]
+pub(crate) struct LimitsJson {
+    memory_bytes: u64,
+    cpus: f64,
+    pids: u32,
+    disk_bytes: u64,
+}
+
+/// A file; `path`, `modified`, `type` and `size` are K8E's.
+#[derive(Debug, Serialize)]
+pub(crate) struct FileJson {
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_base64: Option<String>,
+    modified: i64,
+    r#type: String,
+    size: u64,
+    mode: String,
+    uid: u32,
+    gid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    symlink_target: Option<String>,
+}
+
+// === impl Text ===
+
+impl From<Vec<u8>> for Text {
+    fn from(bytes: Vec<u8>) -> Self {
+        match String::from_utf8(bytes) {
+            Ok(text) => Self { text, base64: None },
+            Err(error) => Self {
+                text: String::from_utf8_lossy(error.as_bytes()).into_owned(),
+                base64: Some(STANDARD.encode(error.as_bytes())),
+            },
+        }
+    }
+}
+
+// === impl SessionJson ===
+
+impl From<v1::Session> for SessionJson {
+    fn from(session: v1::Session) -> Self {
+        Self {
+            session_id: session.session_id,
+            tenant_id: session.tenant,
+            owner: session.owner,
+            phase: session.phase,
+            reason: session.reason,
+            runtime_class: session.runtime.clone(),
+            runtime: session.runtime,
+            template: session.template,
+            env_keys: session.env_keys,
+            labels: session.labels.into_iter().collect(),
+            limits: session.limits.unwrap_or_default().into(),
+            created_at: session.created_at_unix_ms / 1000,
+            last_used: session.last_used_unix_ms / 1000,
+            expires_at: session.expires_at_unix_ms / 1000,
+            idle_timeout_s: session.idle_timeout_s,
+            network: session.network,
+            oom_kills: session.oom_kills,
+            pids_refused: session.pids_refused,
+        }
+    }
+}
+
+// === impl LimitsJson ===
+
+impl From<v1::Limits> for LimitsJson {
+    fn from(limits: v1::Limits) -> Self {
+        Self {
+            memory_bytes: limits.memory_bytes,
+            cpus: f64::from(limits.cpu_millis) / 1000.0,
+            pids: limits.pids,
+            disk_bytes: limits.disk_bytes,
+        }
+    }
+}
+
+// === impl FileJson ===
+
+impl From<v1::FileInfo> for FileJson {
+    fn from(file: v1::FileInfo) -> Self {
+        let path = Text::from(Vec::from(file.path));
+        let target = Text::from(Vec::from(file.symlink_target)).text;
+        Self {
+            path: path.text,
+            path_base64: path.base64,
+            modified: file.mtime_unix_ns.div_euclid(1_000_000_000),
+            r#type: file.r#type,
+            size: file.size,
+            mode: format!("{:04o}", file.mode & 0o7777),
+            uid: file.uid,
+            gid: file.gid,
+            symlink_target: (!target.is_empty()).then_some(target),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_are_not_text_come_along() {
+        assert_eq!(
+            Text::from(b"ok".to_vec()),
+            Text {
+                text: "ok".into(),
+                base64: None
+            }
+        );
+        let text = Text::from(b"a\xffb".to_vec());
+        assert_eq!(
+            text,
+            Text {
+                text: "a\u{fffd}b".into(),
+                base64: Some("Yf9i".into())
+            }
+        );
+    }
+
+    #[test]
+    fn a_file_has_k8es_keys() {
+        let file = v1::FileInfo {
+            path: "/workspace/a".into(),
+            r#type: "file".into(),
+            size: 7,
+            mode: 0o100_644,
+            mtime_unix_ns: 1_700_000_000_999_999_999,
+            ..Default::default()
+        };
+        let json = serde_json::to_value(FileJson::from(file)).unwrap();
+        assert_eq!(json["path"], "/workspace/a");
+        assert_eq!(json["modified"], 1_700_000_000);
+        assert_eq!((&json["type"], &json["size"]), (&"file".into(), &7.into()));
+        assert_eq!(json["mode"], "0644");
+    }
+}

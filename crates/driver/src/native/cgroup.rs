@@ -1,0 +1,310 @@
+//! Control groups, v1 and v2: one group per sandbox, below one group per data directory.
+//!
+//! ```text
+//! v1  <mount of memory|cpu|pids>/k8e/<data directory>/<sandbox>
+//! v2  <mount>/k8e/<data directory>/<sandbox>
+//! ```
+
+use crate::DriverError;
+use k8e_model::{LimitEvents, Limits, SandboxId};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The kernel's own default; shorter wakes more often, longer makes pauses felt.
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// A killed process leaves its group when it is reaped, a moment later.
+const REMOVE_TRIES: u32 = 200;
+const REMOVE_PAUSE: Duration = Duration::from_millis(5);
+
+/// The controllers a sandbox needs; all must be there.
+const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+
+/// Where this machine's control groups are, and ours among them.
+#[derive(Clone, Debug)]
+pub(super) struct Cgroups {
+    version: Version,
+    /// v1: one for each controller, in the order of CONTROLLERS. v2: one.
+    parents: Vec<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// One sandbox's group.
+#[derive(Clone, Debug)]
+pub(super) struct Cgroup {
+    version: Version,
+    dirs: Vec<PathBuf>,
+}
+
+// === impl Cgroups ===
+
+impl Cgroups {
+    /// Finds the hierarchies and makes our group in each. `name` is unique to the data directory.
+    pub(super) fn open(name: &str) -> Result<Self, DriverError> {
+        let mounts = fs::read_to_string("/proc/self/mounts")
+            .map_err(DriverError::step("read", "/proc/self/mounts"))?;
+        let (version, roots) = find(&mounts).ok_or_else(|| {
+            DriverError::Unusable(format!(
+                "control groups for {} are not mounted: mount cgroup2 on /sys/fs/cgroup, or the v1 controllers below it",
+                CONTROLLERS.join(", ")
+            ))
+        })?;
+        let parents: Vec<PathBuf> = roots
+            .iter()
+            .map(|root| root.join("k8e").join(name))
+            .collect();
+        for (root, parent) in roots.iter().zip(&parents) {
+            fs::create_dir_all(parent)
+                .map_err(DriverError::step("make", parent.display().to_string()))?;
+            if version == Version::V2 {
+                for dir in [root.as_path(), &root.join("k8e"), parent] {
+                    put(dir, "cgroup.subtree_control", "+memory +cpu +pids")?;
+                }
+            }
+        }
+        Ok(Self { version, parents })
+    }
+
+    /// The group of one sandbox, whether it exists or not.
+    pub(super) fn group(&self, id: &SandboxId) -> Cgroup {
+        Cgroup {
+            version: self.version,
+            dirs: self
+                .parents
+                .iter()
+                .map(|parent| parent.join(id.as_str()))
+                .collect(),
+        }
+    }
+
+    /// The sandboxes that have a group.
+    pub(super) fn ids(&self) -> Vec<SandboxId> {
+        let mut ids: Vec<SandboxId> = Vec::new();
+        for parent in &self.parents {
+            let Ok(entries) = fs::read_dir(parent) else {
+                continue;
+            };
+            let dirs = entries
+                .flatten()
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            ids.extend(dirs.filter_map(|entry| entry.file_name().to_str()?.parse().ok()));
+        }
+        ids.sort();
+        ids.dedup();
+        ids
+    }
+
+    /// Removes our own group, when no sandbox is left in it.
+    pub(super) fn close(&self) {
+        for parent in &self.parents {
+            let _ = fs::remove_dir(parent);
+        }
+    }
+}
+
+/// v2 when all controllers are there; else v1. On hybrid machines v2 exists without controllers.
+fn find(mounts: &str) -> Option<(Version, Vec<PathBuf>)> {
+    let lines = || {
+        mounts
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>())
+            .filter(|fields| fields.len() >= 4)
+    };
+    for fields in lines().filter(|fields| fields[2] == "cgroup2") {
+        let root = PathBuf::from(fields[1]);
+        let offered = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+        if CONTROLLERS
+            .iter()
+            .all(|wanted| offered.split_whitespace().any(|have| have == *wanted))
+        {
+            return Some((Version::V2, vec![root]));
+        }
+    }
+    let v1 = |controller: &str| {
+        lines()
+            .find(|fields| {
+                fields[2] == "cgroup" && fields[3].split(',').any(|option| option == controller)
+            })
+            .map(|fields| PathBuf::from(fields[1]))
+    };
+    CONTROLLERS
+        .iter()
+        .map(|controller| v1(controller))
+        .collect::<Option<Vec<_>>>()
+        .map(|roots| (Version::V1, roots))
+}
+
+// === impl Cgroup ===
+
+impl Cgroup {
+    /// Makes it with its limits.
+    pub(super) fn create(&self, limits: &Limits) -> Result<(), DriverError> {
+        for dir in &self.dirs {
+            match fs::create_dir(dir) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                done => done.map_err(DriverError::step("make", dir.display().to_string()))?,
+            }
+        }
+        self.set_limits(limits)
+    }
+
+    fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
+        let quota = (u64::from(limits.cpu_millis) * CPU_PERIOD_US / 1000).to_string();
+        let memory = limits.memory_bytes.to_string();
+        match (self.version, self.dirs.as_slice()) {
+            (Version::V1, [memory_dir, cpu, pids]) => {
+                put(memory_dir, "memory.limit_in_bytes", &memory)?;
+                // Absent on kernels that do not account swap.
+                if memory_dir.join("memory.memsw.limit_in_bytes").exists() {
+                    put(memory_dir, "memory.memsw.limit_in_bytes", &memory)?;
+                }
+                put(cpu, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
+                put(cpu, "cpu.cfs_quota_us", &quota)?;
+                put(pids, "pids.max", &limits.pids.to_string())
+            }
+            (_, dirs) => {
+                let dir = &dirs[0];
+                put(dir, "memory.max", &memory)?;
+                if dir.join("memory.swap.max").exists() {
+                    put(dir, "memory.swap.max", "0")?;
+                }
+                put(dir, "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
+                put(dir, "pids.max", &limits.pids.to_string())
+            }
+        }
+    }
+
+    /// The files whose writer joins the group.
+    pub(super) fn joins(&self) -> Vec<PathBuf> {
+        self.dirs
+            .iter()
+            .map(|dir| dir.join("cgroup.procs"))
+            .collect()
+    }
+
+    /// How often limits were hit.
+    pub(super) fn limit_events(&self) -> LimitEvents {
+        let (memory, pids) = match (self.version, self.dirs.as_slice()) {
+            (Version::V1, [memory, _, pids]) => {
+                (memory.join("memory.oom_control"), pids.join("pids.events"))
+            }
+            (_, dirs) => (dirs[0].join("memory.events"), dirs[0].join("pids.events")),
+        };
+        LimitEvents {
+            oom_kills: counter(&memory, "oom_kill"),
+            pids_refused: counter(&pids, "max"),
+        }
+    }
+
+    /// Kills every process in it. Needed only for what died half-made: a sandbox's processes die with its first.
+    pub(super) fn kill(&self) {
+        for dir in &self.dirs {
+            if fs::write(dir.join("cgroup.kill"), "1").is_ok() {
+                continue;
+            }
+            let pids = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            for pid in pids
+                .lines()
+                .filter_map(|line| line.parse().ok())
+                .filter_map(rustix::process::Pid::from_raw)
+            {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+    }
+
+    /// Removes it once it is empty; kills what is still in it.
+    pub(super) fn remove(&self) -> Result<(), DriverError> {
+        for dir in &self.dirs {
+            let mut tries = 0;
+            loop {
+                match fs::remove_dir(dir) {
+                    Ok(()) => break,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                    Err(_) if tries < REMOVE_TRIES => {
+                        self.kill();
+                        tries += 1;
+                        std::thread::sleep(REMOVE_PAUSE);
+                    }
+                    Err(error) => {
+                        return Err(DriverError::step("remove", dir.display().to_string())(
+                            error,
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn put(dir: &Path, file: &str, value: &str) -> Result<(), DriverError> {
+    let path = dir.join(file);
+    fs::write(&path, value).map_err(|source| DriverError::Step {
+        operation: "write",
+        object: format!("{value} to {}", path.display()),
+        source,
+    })
+}
+
+fn counter(file: &Path, key: &str) -> u64 {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    value
+        .and_then(|value| value.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn v1_is_found_on_a_hybrid_machine() {
+        let mounts = "cgroup /c/cpu cgroup rw,cpu,cpuacct 0 0\ncgroup /c/memory cgroup rw,memory 0 0\n\
+                      cgroup /c/pids cgroup rw,pids 0 0\ncgroup2 /c/unified-nowhere cgroup2 rw 0 0\n";
+        let (version, roots) = find(mounts).unwrap();
+        assert_eq!(version, Version::V1);
+        assert_eq!(roots, ["/c/memory", "/c/cpu", "/c/pids"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn v2_is_found_when_it_has_the_controllers() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(
+            dir.path().join("cgroup.controllers"),
+            "cpuset cpu io memory pids\n",
+        )
+        .unwrap();
+        let mounts = format!("cgroup2 {} cgroup2 rw 0 0\n", dir.path().display());
+        assert_eq!(
+            find(&mounts),
+            Some((Version::V2, vec![dir.path().to_owned()]))
+        );
+    }
+
+    #[test]
+    fn without_controllers_there_is_nothing() {
+        assert_eq!(
+            find("cgroup2 /nowhere cgroup2 rw 0 0\nproc /proc proc rw 0 0\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn counters_are_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n").unwrap();
+        assert_eq!(counter(file.path(), "oom_kill"), 7);
+        assert_eq!(counter(Path::new("/nowhere"), "max"), 0);
+    }
+}

@@ -1,0 +1,141 @@
+//! What a new sandbox's first process does before it becomes the guest.
+//!
+//! Flow: join the control groups · build the file system and enter it · bring up loopback ·
+//! leave the server's keyring · enter the user namespace · give up capabilities · Landlock ·
+//! seccomp · exec the guest.
+//!
+//! All namespaces but the user namespace are made by, and belong to, the host's root. Root inside
+//! therefore has no capability over its own mounts, network or host name: the kernel code behind
+//! those, where most escapes come from, is out of reach.
+
+use super::rootfs::{self, Rootfs};
+use super::seccomp::Filters;
+use super::{caps, confine, sys};
+use crate::DriverError;
+use rustix::process::{Gid, Resource, Rlimit, Uid};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+
+/// Enough for any server; far from what exhausts the kernel.
+const OPEN_FILES_MAX: u64 = 65_536;
+
+/// Everything about the new sandbox that is plain data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Setup {
+    /// Files whose writer joins the sandbox's control groups.
+    pub(super) joins: Vec<PathBuf>,
+    /// What `hostname` says.
+    pub(super) hostname: String,
+    /// Its file system.
+    pub(super) rootfs: Rootfs,
+}
+
+/// The descriptors that come along.
+pub(super) struct Handles<'a> {
+    /// The guest's program.
+    pub(super) guest: &'a OwnedFd,
+    /// Where the guest will listen.
+    pub(super) listener: OwnedFd,
+    /// The user namespace to enter.
+    pub(super) userns: OwnedFd,
+}
+
+/// Becomes the guest, or says why not.
+pub(super) fn become_guest(setup: &Setup, handles: Handles<'_>, filters: &Filters) -> DriverError {
+    match prepare(setup, &handles, filters) {
+        Ok(()) => {
+            DriverError::step("start", "the guest")(sys::exec(handles.guest.as_fd(), c"k8e-guest"))
+        }
+        Err(error) => error,
+    }
+}
+
+fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<(), DriverError> {
+    sys::reset_signals();
+    rustix::process::setsid().map_err(DriverError::step("start", "a session"))?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    for join in &setup.joins {
+        fs::write(join, "0").map_err(DriverError::step("join", join.display().to_string()))?;
+    }
+    sys::unshare(UnshareFlags::NEWCGROUP)
+        .map_err(DriverError::step("make", "a cgroup namespace"))?;
+    setup.rootfs.enter(handles.userns.as_fd())?;
+    network()?;
+    rootfs::mask_proc()?;
+    rustix::system::sethostname(setup.hostname.as_bytes())
+        .map_err(DriverError::step("set", "the host name"))?;
+    sys::leave_session_keyring().map_err(DriverError::step("leave", "the session keyring"))?;
+    limit_resources()?;
+    descriptors(handles)?;
+    become_nobody(handles)?;
+    confine::landlock()
+        .map_err(|error| DriverError::step("apply", "Landlock")(io::Error::other(error)))?;
+    filters
+        .install()
+        .map_err(|error| DriverError::step("apply", "seccomp")(io::Error::other(error)))
+}
+
+/// Loopback, and ports below 1024 for everybody: root inside has no power over this namespace.
+fn network() -> Result<(), DriverError> {
+    sys::loopback_up().map_err(DriverError::step("bring up", "loopback"))?;
+    let path = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+    fs::write(path, "0").map_err(DriverError::step("write", path))
+}
+
+fn limit_resources() -> Result<(), DriverError> {
+    let files = rustix::process::getrlimit(Resource::Nofile)
+        .maximum
+        .unwrap_or(OPEN_FILES_MAX)
+        .min(OPEN_FILES_MAX);
+    for (resource, limit) in [(Resource::Nofile, files), (Resource::Core, 0)] {
+        rustix::process::setrlimit(
+            resource,
+            Rlimit {
+                current: Some(limit),
+                maximum: Some(limit),
+            },
+        )
+        .map_err(DriverError::step("limit", format!("{resource:?}")))?;
+    }
+    Ok(())
+}
+
+/// The guest starts with /dev/null three times and its listener; everything else closes.
+fn descriptors(handles: &Handles<'_>) -> Result<(), DriverError> {
+    let null = fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .map_err(DriverError::step("open", "/dev/null"))?;
+    for done in [
+        rustix::stdio::dup2_stdin(&null),
+        rustix::stdio::dup2_stdout(&null),
+        rustix::stdio::dup2_stderr(&null),
+    ] {
+        done.map_err(DriverError::step("set", "standard streams"))?;
+    }
+    // It may be the very number that the listener gets.
+    drop(null);
+    sys::place_listener(handles.listener.as_fd())
+        .map_err(DriverError::step("place", "the listener"))?;
+    sys::close_on_exec_from(sys::LISTENER_FD + 1).map_err(DriverError::step("close", "descriptors"))
+}
+
+fn become_nobody(handles: &Handles<'_>) -> Result<(), DriverError> {
+    rustix::thread::move_into_link_name_space(
+        handles.userns.as_fd(),
+        Some(LinkNameSpaceType::User),
+    )
+    .map_err(DriverError::step("enter", "the user namespace"))?;
+    let step = || DriverError::step::<rustix::io::Errno>("become", "root inside");
+    rustix::thread::set_thread_groups(&[]).map_err(step())?;
+    let (uid, gid) = (Uid::ROOT, Gid::ROOT);
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(step())?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(step())?;
+    caps::drop_most().map_err(DriverError::step("drop", "capabilities"))?;
+    rustix::thread::set_no_new_privs(true).map_err(DriverError::step("set", "no_new_privs"))
+}

@@ -1,0 +1,47 @@
+//! The last step of a launch: Landlock on top of the namespaces.
+//!
+//! The file system is already the sandbox's own; what Landlock adds holds even if that fails:
+//! no change of the mount tree, no new device nodes, no ioctl on a device outside `/dev`, and no
+//! signal or abstract socket to a process outside the sandbox.
+
+use landlock::{
+    ABI, Access as _, AccessFs, CompatLevel, Compatible as _, PathBeneath, PathFd, Ruleset,
+    RulesetAttr as _, RulesetCreatedAttr as _, RulesetError, Scope,
+};
+
+/// The newest rights we name; an older kernel enforces those it knows.
+const RIGHTS: ABI = ABI::V6;
+
+/// Restricts the calling thread and all it will start.
+pub(super) fn landlock() -> Result<(), RulesetError> {
+    let all = AccessFs::from_all(RIGHTS);
+    let files = all & !(AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
+    let open = |path: &str| PathFd::new(path);
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(all)?
+        .scope(Scope::from_all(RIGHTS))?
+        .create()?;
+    if let Ok(root) = open("/") {
+        rules = rules.add_rule(PathBeneath::new(root, files))?;
+    }
+    if let Ok(dev) = open("/dev") {
+        rules = rules.add_rule(PathBeneath::new(dev, files | AccessFs::IoctlDev))?;
+    }
+    rules.restrict_self().map(drop)
+}
+
+/// Whether this kernel enforces it; what it says otherwise.
+pub(super) fn landlock_missing() -> Option<String> {
+    let made = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(ABI::V1))
+        .and_then(Ruleset::create);
+    match made {
+        Ok(_) => None,
+        Err(_) => Some(
+            "this kernel has no Landlock: sandboxes rely on namespaces and seccomp alone; boot with lsm=landlock,… or use Linux 5.13 or newer"
+                .to_owned(),
+        ),
+    }
+}

@@ -1,0 +1,114 @@
+//! What the driver must remember of a live sandbox to find it again after a crash of the server.
+
+use crate::DriverError;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+const FILE: &str = "record.json";
+
+/// Written beside the sandbox's socket and image once it is up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Record {
+    /// A pid of another boot means nothing.
+    pub(super) boot_id: String,
+    /// Of the sandbox's first process.
+    pub(super) pid: i32,
+    /// In clock ticks since boot: tells whether the pid is still that process.
+    pub(super) start_time: u64,
+    /// Where its uid range begins.
+    pub(super) uid_base: u32,
+}
+
+// === impl Record ===
+
+impl Record {
+    pub(super) fn of(pid: i32, uid_base: u32) -> Result<Self, DriverError> {
+        Ok(Self {
+            boot_id: boot_id()?,
+            pid,
+            start_time: start_time(pid)?,
+            uid_base,
+        })
+    }
+
+    pub(super) fn write(&self, dir: &Path) -> Result<(), DriverError> {
+        let path = dir.join(FILE);
+        let step = || DriverError::step::<io::Error>("write", path.display().to_string());
+        let text = serde_json::to_vec(self)
+            .map_err(io::Error::other)
+            .map_err(step())?;
+        // Whole or not at all: a half-written record would lose a live sandbox.
+        let new = dir.join("record.new");
+        fs::write(&new, text)
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(step())
+    }
+
+    /// None when there is none, or none that can be read: then the sandbox was never up.
+    pub(super) fn read(dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(dir.join(FILE)).ok()?).ok()
+    }
+
+    /// Whether that process still lives.
+    pub(super) fn is_alive(&self) -> bool {
+        boot_id().is_ok_and(|boot| boot == self.boot_id)
+            && start_time(self.pid).is_ok_and(|time| time == self.start_time)
+    }
+}
+
+fn boot_id() -> Result<String, DriverError> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    fs::read_to_string(path)
+        .map(|text| text.trim().to_owned())
+        .map_err(DriverError::step("read", path))
+}
+
+fn start_time(pid: i32) -> Result<u64, DriverError> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).map_err(DriverError::step("read", path.as_str()))?;
+    // The second field is the name in parentheses and may hold anything; the 22nd is the start time.
+    let after_name = text
+        .rsplit_once(')')
+        .map(|(_, rest)| rest)
+        .unwrap_or_default();
+    let field = after_name
+        .split_whitespace()
+        .nth(19)
+        .and_then(|field| field.parse().ok());
+    field
+        .ok_or_else(|| DriverError::step("read", path)(io::Error::from(io::ErrorKind::InvalidData)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_knows_its_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = Record::of(i32::try_from(std::process::id()).unwrap(), 1).unwrap();
+        record.write(dir.path()).unwrap();
+        let read = Record::read(dir.path()).unwrap();
+        assert_eq!(read, record);
+        assert!(read.is_alive());
+        assert!(
+            !Record {
+                start_time: record.start_time + 1,
+                ..read.clone()
+            }
+            .is_alive()
+        );
+        assert!(
+            !Record {
+                boot_id: "other".to_owned(),
+                ..read
+            }
+            .is_alive()
+        );
+        fs::write(dir.path().join(FILE), "{").unwrap();
+        assert_eq!(Record::read(dir.path()), None);
+    }
+}

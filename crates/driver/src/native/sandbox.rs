@@ -1,0 +1,85 @@
+//! A live native sandbox.
+
+use super::Shared;
+use super::cgroup::Cgroup;
+use super::sys;
+use crate::{DriverError, GuestAddress, Sandbox};
+use async_trait::async_trait;
+use k8e_model::{LimitEvents, SandboxId};
+use rustix::process::Signal;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+
+/// A killed process is gone in milliseconds unless the kernel itself is stuck.
+const DEATH_WAIT: Duration = Duration::from_secs(30);
+
+/// One sandbox: the process that is its PID 1 and what belongs to it.
+pub(super) struct NativeSandbox {
+    shared: Arc<Shared>,
+    id: SandboxId,
+    uid_base: u32,
+    guest: GuestAddress,
+    cgroup: Cgroup,
+    init: AsyncFd<OwnedFd>,
+}
+
+// === impl NativeSandbox ===
+
+impl NativeSandbox {
+    /// Takes over a process that already became the guest.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        id: SandboxId,
+        uid_base: u32,
+        init: OwnedFd,
+    ) -> Result<Self, DriverError> {
+        let init = sys::watch(init).map_err(DriverError::step(
+            "watch",
+            format!("the first process of {id}"),
+        ))?;
+        let guest = GuestAddress::Unix(Arc::new(shared.socket(&id)));
+        let cgroup = shared.cgroups.group(&id);
+        Ok(Self {
+            shared,
+            id,
+            uid_base,
+            guest,
+            cgroup,
+            init,
+        })
+    }
+}
+
+#[async_trait]
+impl Sandbox for NativeSandbox {
+    fn guest(&self) -> &GuestAddress {
+        &self.guest
+    }
+
+    fn limit_events(&self) -> LimitEvents {
+        self.cgroup.limit_events()
+    }
+
+    async fn died(&self) {
+        let _ = self.init.readable().await;
+    }
+
+    async fn destroy(&self) -> Result<(), DriverError> {
+        // With PID 1 the kernel ends every process of its namespace, and with them the mounts.
+        match rustix::process::pidfd_send_signal(self.init.get_ref(), Signal::KILL) {
+            Err(rustix::io::Errno::SRCH) => {}
+            done => done.map_err(DriverError::step("kill", self.id.to_string()))?,
+        }
+        if tokio::time::timeout(DEATH_WAIT, self.died()).await.is_err() {
+            return Err(DriverError::step(
+                "wait for the end of",
+                self.id.to_string(),
+            )(io::Error::from(io::ErrorKind::TimedOut)));
+        }
+        let (shared, id, base) = (Arc::clone(&self.shared), self.id.clone(), self.uid_base);
+        super::blocking(move || shared.remove(&id, Some(base))).await
+    }
+}

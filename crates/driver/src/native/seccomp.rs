@@ -1,0 +1,149 @@
+//! Which system calls the sandbox may make.
+//!
+//! Two filters, because one can only give one answer to what it refuses:
+//! what is known to be dangerous is refused with EPERM, so that a program tells its user so;
+//! everything that is on neither list does not exist (ENOSYS), so that libraries fall back to what does.
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+use std::collections::BTreeMap;
+
+mod lists;
+
+/// Flags of clone that make namespaces: each is attack surface that nothing inside needs.
+const NAMESPACE_FLAGS: [i32; 7] = [
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWCGROUP,
+];
+
+/// Local and IP sockets, and netlink for `ip addr`; not packet, vsock (which would reach a
+/// hypervisor past every network namespace), AF_ALG and the other rarely audited ones.
+const SOCKET_FAMILIES: [i32; 4] = [
+    libc::AF_UNIX,
+    libc::AF_INET,
+    libc::AF_INET6,
+    libc::AF_NETLINK,
+];
+
+/// Linux as it is, 32-bit uname, no address randomisation (debuggers), and "tell me".
+const PERSONALITIES: [u64; 4] = [0, 0x0008, 0x0004_0000, 0xffff_ffff];
+
+/// The filters, in the order they are installed.
+#[derive(Clone, Debug)]
+pub(super) struct Filters {
+    allowed: BpfProgram,
+    refused: BpfProgram,
+}
+
+// === impl Filters ===
+
+impl Filters {
+    /// Compiles them; they do not depend on the sandbox.
+    pub(super) fn compile() -> Result<Self, seccompiler::BackendError> {
+        let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+        let known = lists::ALLOWED
+            .iter()
+            .chain(lists::REFUSED)
+            .map(|call| (*call, Vec::new()));
+        let allowed = SeccompFilter::new(
+            known.collect(),
+            SeccompAction::Errno(errno(libc::ENOSYS)),
+            SeccompAction::Allow,
+            arch,
+        )?;
+        let refused = SeccompFilter::new(
+            refused_rules()?,
+            SeccompAction::Allow,
+            SeccompAction::Errno(errno(libc::EPERM)),
+            arch,
+        )?;
+        Ok(Self {
+            allowed: allowed.try_into()?,
+            refused: refused.try_into()?,
+        })
+    }
+
+    /// Installs them on the calling thread, for good. It must have `no_new_privs`.
+    pub(super) fn install(&self) -> Result<(), seccompiler::Error> {
+        seccompiler::apply_filter(&self.allowed)?;
+        seccompiler::apply_filter(&self.refused)
+    }
+}
+
+fn refused_rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = lists::REFUSED
+        .iter()
+        .map(|call| (*call, Vec::new()))
+        .collect();
+    let mut clone = Vec::new();
+    for flag in NAMESPACE_FLAGS {
+        let flag = u64::from(flag.unsigned_abs());
+        clone.push(SeccompRule::new(vec![condition(
+            0,
+            SeccompCmpArgLen::Qword,
+            SeccompCmpOp::MaskedEq(flag),
+            flag,
+        )?])?);
+    }
+    rules.insert(libc::SYS_clone, clone);
+    let families = SOCKET_FAMILIES.map(|family| u64::from(family.unsigned_abs()));
+    rules.insert(libc::SYS_socket, vec![none_of(&families)?]);
+    rules.insert(libc::SYS_socketpair, vec![none_of(&families)?]);
+    rules.insert(libc::SYS_personality, vec![none_of(&PERSONALITIES)?]);
+    // Typing into another's terminal, and the console's own commands.
+    let mut ioctl = Vec::new();
+    for request in [libc::TIOCSTI, libc::TIOCLINUX] {
+        ioctl.push(SeccompRule::new(vec![condition(
+            1,
+            SeccompCmpArgLen::Dword,
+            SeccompCmpOp::Eq,
+            request,
+        )?])?);
+    }
+    rules.insert(libc::SYS_ioctl, ioctl);
+    Ok(rules)
+}
+
+fn none_of(values: &[u64]) -> Result<SeccompRule, seccompiler::BackendError> {
+    let all: Result<Vec<_>, _> = values
+        .iter()
+        .map(|value| condition(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, *value))
+        .collect();
+    SeccompRule::new(all?)
+}
+
+fn condition(
+    argument: u8,
+    len: SeccompCmpArgLen,
+    op: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, len, op, value)
+}
+
+fn errno(number: i32) -> u32 {
+    number.unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filters_compile_and_the_lists_are_disjoint() {
+        Filters::compile().unwrap();
+        for call in lists::REFUSED {
+            assert!(
+                !lists::ALLOWED.contains(call),
+                "system call {call} is on both lists"
+            );
+        }
+    }
+}

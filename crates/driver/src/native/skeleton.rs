@@ -1,0 +1,301 @@
+//! The `host` template: which directories of the host a sandbox sees, and the minimal rest around them.
+//!
+//! The host's programs come as read-only lower layers. Everything else is made here once per
+//! server start: an empty `/root`, `/home`, `/var`, and an `/etc` with only what programs need to
+//! start (users, the linker's cache, alternatives, certificates, time zone). No secrets, no keys.
+
+use crate::DriverError;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+/// Directories of the host that hold programs. Where one is a link, the link is made instead.
+const PROGRAMS: [&str; 9] = [
+    "usr", "opt", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec",
+];
+
+/// Parts of the host's `/etc` that programs need and that hold nothing private.
+/// A trailing `*` takes every name that starts so.
+const ETC: [&str; 22] = [
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates.conf",
+    "debian_version",
+    "fonts",
+    "gai.conf",
+    "host.conf",
+    "java-*",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "magic",
+    "mime.types",
+    "netconfig",
+    "perl",
+    "pki/tls/certs",
+    "protocols",
+    "python3*",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+];
+
+/// Certificates, alternatives and fonts are a few hundred files; more is not what we expect there.
+const ETC_FILES_MAX: usize = 20_000;
+const ETC_FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+/// Directories that every system has, and their modes.
+const DIRECTORIES: [(&str, u32); 19] = [
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("home", 0o755),
+    ("home/user", 0o755),
+    ("mnt", 0o755),
+    ("proc", 0o555),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("run/lock", 0o1777),
+    ("srv", 0o755),
+    ("sys", 0o555),
+    ("tmp", 0o1777),
+    ("var", 0o755),
+    ("var/cache", 0o755),
+    ("var/lib", 0o755),
+    ("var/log", 0o755),
+    ("var/spool", 0o755),
+    ("var/tmp", 0o1777),
+    ("workspace", 0o755),
+];
+
+const FILES: [(&str, &str); 7] = [
+    (
+        "etc/passwd",
+        "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n\
+         user:x:1000:1000:user:/home/user:/bin/bash\n_apt:x:42:65534::/nonexistent:/usr/sbin/nologin\n\
+         nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    ),
+    (
+        "etc/group",
+        "root:x:0:\ndaemon:x:1:\ntty:x:5:\nstaff:x:50:\nuser:x:1000:\nnogroup:x:65534:\n",
+    ),
+    (
+        "etc/hosts",
+        "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
+    ),
+    (
+        "etc/resolv.conf",
+        "# no resolver: this sandbox has loopback only\n",
+    ),
+    (
+        "etc/nsswitch.conf",
+        "passwd: files\ngroup: files\nhosts: files dns\n",
+    ),
+    ("etc/shells", "/bin/sh\n/bin/bash\n"),
+    (
+        "etc/profile",
+        "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n",
+    ),
+];
+
+const LINKS: [(&str, &str); 4] = [
+    ("etc/mtab", "/proc/self/mounts"),
+    ("etc/localtime", "/usr/share/zoneinfo/UTC"),
+    ("etc/os-release", "../usr/lib/os-release"),
+    ("var/run", "/run"),
+];
+
+/// A directory of the host that becomes a read-only lower layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Layer {
+    /// In the sandbox, below `/`.
+    pub(super) name: String,
+    /// On the host.
+    pub(super) host: PathBuf,
+}
+
+/// The directories of this host that hold programs.
+pub(super) fn layers() -> Vec<Layer> {
+    let real = |name: &&str| {
+        fs::symlink_metadata(Path::new("/").join(name)).is_ok_and(|meta| meta.is_dir())
+    };
+    let layer = |name: &str| Layer {
+        name: name.to_owned(),
+        host: Path::new("/").join(name),
+    };
+    PROGRAMS
+        .iter()
+        .filter(|name| real(name))
+        .map(|name| layer(name))
+        .collect()
+}
+
+/// Makes everything but the layers, at `dir`, anew.
+pub(super) fn build(dir: &Path) -> Result<(), DriverError> {
+    build_io(dir).map_err(DriverError::step("make", dir.display().to_string()))
+}
+
+fn build_io(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        done => done?,
+    }
+    fs::create_dir_all(dir)?;
+    fs::set_permissions(dir, Permissions::from_mode(0o755))?;
+    for (name, mode) in DIRECTORIES {
+        make_dir(&dir.join(name), mode)?;
+    }
+    for name in PROGRAMS {
+        match fs::symlink_metadata(Path::new("/").join(name)) {
+            Ok(meta) if meta.is_dir() => make_dir(&dir.join(name), 0o755)?,
+            Ok(meta) if meta.is_symlink() => {
+                symlink(fs::read_link(Path::new("/").join(name))?, dir.join(name))?
+            }
+            _ => {}
+        }
+    }
+    let mut left = ETC_FILES_MAX;
+    for pattern in ETC {
+        copy_matching(Path::new("/etc"), pattern, &dir.join("etc"), &mut left)?;
+    }
+    for (name, text) in FILES {
+        fs::write(dir.join(name), text)?;
+        fs::set_permissions(dir.join(name), Permissions::from_mode(0o644))?;
+    }
+    for (name, target) in LINKS {
+        symlink(target, dir.join(name))?;
+    }
+    Ok(())
+}
+
+fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        done => done?,
+    }
+    // Past the umask.
+    fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+fn copy_matching(from: &Path, pattern: &str, to: &Path, left: &mut usize) -> io::Result<()> {
+    if let Some((parent, rest)) = pattern.split_once('/') {
+        let real = fs::symlink_metadata(from.join(parent)).is_ok_and(|meta| meta.is_dir());
+        return if real {
+            with_dir(&to.join(parent), |to| {
+                copy_matching(&from.join(parent), rest, to, left)
+            })
+        } else {
+            Ok(())
+        };
+    }
+    let Some(prefix) = pattern.strip_suffix('*') else {
+        return copy(&from.join(pattern), &to.join(pattern), left);
+    };
+    for entry in fs::read_dir(from)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            copy(&entry.path(), &to.join(entry.file_name()), left)?;
+        }
+    }
+    Ok(())
+}
+
+fn with_dir(path: &Path, fill: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    make_dir(path, 0o755)?;
+    fill(path)
+}
+
+/// Copies what any user of the host may read; links stay links.
+fn copy(from: &Path, to: &Path, left: &mut usize) -> io::Result<()> {
+    let Ok(meta) = fs::symlink_metadata(from) else {
+        return Ok(());
+    };
+    let Some(next) = left.checked_sub(1) else {
+        return Ok(());
+    };
+    *left = next;
+    let readable = meta.permissions().mode() & 0o004 != 0;
+    if meta.is_symlink() {
+        symlink(fs::read_link(from)?, to)
+    } else if meta.is_dir() && readable {
+        with_dir(to, |to| {
+            for entry in fs::read_dir(from)?.flatten() {
+                copy(&entry.path(), &to.join(entry.file_name()), left)?;
+            }
+            Ok(())
+        })
+    } else if meta.is_file() && readable && meta.len() <= ETC_FILE_BYTES_MAX {
+        fs::copy(from, to)?;
+        fs::set_permissions(
+            to,
+            Permissions::from_mode(0o644 | meta.permissions().mode() & 0o111),
+        )
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skeleton_has_no_secrets_and_can_be_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("host");
+        build(&root).unwrap();
+        build(&root).unwrap();
+        for absent in [
+            "etc/shadow",
+            "etc/ssh",
+            "etc/ssl/private",
+            "etc/sudoers",
+            "var/lib/dpkg",
+            "etc/machine-id",
+        ] {
+            assert!(!root.join(absent).exists(), "{absent}");
+        }
+        assert_eq!(
+            fs::metadata(root.join("tmp")).unwrap().permissions().mode() & 0o7777,
+            0o1777
+        );
+        assert_eq!(
+            fs::metadata(root.join("root"))
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o7777,
+            0o700
+        );
+        assert!(
+            fs::read_to_string(root.join("etc/passwd"))
+                .unwrap()
+                .starts_with("root:x:0:0")
+        );
+        assert!(layers().iter().any(|layer| layer.name == "usr"));
+    }
+
+    #[test]
+    fn only_what_everybody_may_read_is_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        fs::create_dir_all(from.join("sub")).unwrap();
+        fs::create_dir(&to).unwrap();
+        fs::write(from.join("open"), "1").unwrap();
+        fs::write(from.join("secret"), "2").unwrap();
+        fs::set_permissions(from.join("secret"), Permissions::from_mode(0o600)).unwrap();
+        symlink("/etc/shadow", from.join("sub/link")).unwrap();
+        let mut left = 100;
+        for pattern in ["open", "secret", "su*", "missing"] {
+            copy_matching(&from, pattern, &to, &mut left).unwrap();
+        }
+        assert!(to.join("open").is_file());
+        assert!(!to.join("secret").exists());
+        assert!(
+            fs::symlink_metadata(to.join("sub/link"))
+                .unwrap()
+                .is_symlink()
+        );
+    }
+}

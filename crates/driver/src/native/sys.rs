@@ -1,0 +1,316 @@
+//! System calls that no crate of ours wraps, each behind a safe function.
+#![expect(
+    unsafe_code,
+    reason = "raw system calls: clone3, mount_setattr, loop ioctls, execveat, keyctl"
+)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_long};
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// What `fork_into` returned.
+pub(super) enum Fork {
+    /// In the new process.
+    Child,
+    /// In the caller: the new process, held by its pid and a descriptor.
+    Parent {
+        /// As the caller's namespace numbers it.
+        pid: i32,
+        /// Refers to it even after its pid is used again.
+        pidfd: OwnedFd,
+    },
+}
+
+/// Forks into new namespaces.
+///
+/// The caller must be single-threaded: the child goes on to allocate and lock.
+pub(super) fn fork_into(namespaces: u64) -> io::Result<Fork> {
+    let mut pidfd: RawFd = -1;
+    // SAFETY: clone_args is plain data for which all zeroes is valid.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = namespaces | libc::CLONE_PIDFD as u64;
+    args.pidfd = std::ptr::from_mut(&mut pidfd) as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    // SAFETY: without CLONE_VM this is fork: the child gets its own copy of everything. args and
+    // pidfd live until the call returns, and the size is that of the struct passed.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            &raw mut args,
+            size_of::<libc::clone_args>(),
+        )
+    };
+    match check(pid)? {
+        0 => Ok(Fork::Child),
+        pid => {
+            // SAFETY: the kernel has just stored a new descriptor there that nobody else owns.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            Ok(Fork::Parent {
+                pid: i32::try_from(pid).unwrap_or(i32::MAX),
+                pidfd,
+            })
+        }
+    }
+}
+
+/// Moves this process into new namespaces of its own.
+pub(super) fn unshare(namespaces: rustix::thread::UnshareFlags) -> rustix::io::Result<()> {
+    // SAFETY: no caller passes FILES: descriptors stay those of the process.
+    unsafe { rustix::thread::unshare_unsafe(namespaces) }
+}
+
+/// Watches a pidfd: it becomes readable when its process has ended, and stays so.
+pub(super) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd gives the same open descriptor for as long as it lives.
+    let watched = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
+    watched.map_err(|error| error.into_parts().1)
+}
+
+/// Ends this process without running anything of the process it was forked from.
+pub(super) fn exit_now(code: c_int) -> ! {
+    // SAFETY: _exit only ends the process.
+    unsafe { libc::_exit(code) }
+}
+
+/// Changes attributes of the mount that `mount` refers to.
+pub(super) fn set_mount_attributes(
+    mount: BorrowedFd<'_>,
+    set: u64,
+    userns: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    // SAFETY: mount_attr is plain data for which all zeroes is valid.
+    let mut attr: libc::mount_attr = unsafe { std::mem::zeroed() };
+    attr.attr_set = set;
+    if let Some(userns) = userns {
+        attr.attr_set |= libc::MOUNT_ATTR_IDMAP;
+        attr.userns_fd = u64::try_from(userns.as_raw_fd()).unwrap_or(u64::MAX);
+    }
+    let flags = libc::AT_EMPTY_PATH;
+    // SAFETY: the path is a NUL-terminated constant, attr lives until the call returns and its size is passed.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            &raw mut attr,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    check(done).map(drop)
+}
+
+/// Gives the process a session keyring of its own, so that it holds none of the server's keys.
+pub(super) fn leave_session_keyring() -> io::Result<()> {
+    const KEYCTL_JOIN_SESSION_KEYRING: c_int = 1;
+    // SAFETY: a null name asks for a new anonymous keyring; nothing is read through the pointer.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_keyctl,
+            KEYCTL_JOIN_SESSION_KEYRING,
+            std::ptr::null::<c_char>(),
+        )
+    };
+    match check(done) {
+        // A kernel without keyrings has none to leave.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
+        done => done.map(drop),
+    }
+}
+
+/// Replaces the process by the program that `program` refers to, with no environment.
+pub(super) fn exec(program: BorrowedFd<'_>, name: &CStr) -> io::Error {
+    let argv = [name.as_ptr(), std::ptr::null()];
+    let envp = [std::ptr::null::<c_char>()];
+    // SAFETY: argv and envp are null-terminated arrays of NUL-terminated strings that outlive the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execveat,
+            program.as_raw_fd(),
+            c"".as_ptr(),
+            argv.as_ptr(),
+            envp.as_ptr(),
+            libc::AT_EMPTY_PATH,
+        );
+    }
+    io::Error::last_os_error()
+}
+
+/// Marks every descriptor from `first` on to be closed by exec.
+pub(super) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
+    // SAFETY: only sets a flag on descriptors.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            first,
+            c_int::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
+    check(done).map(drop)
+}
+
+/// Where the guest finds its listening socket.
+pub(super) const LISTENER_FD: RawFd = 3;
+
+/// Puts the listener where the guest finds it; it stays open across exec.
+pub(super) fn place_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: replaces descriptor 3, which the launcher keeps free.
+    check(c_long::from(unsafe {
+        libc::dup2(listener.as_raw_fd(), LISTENER_FD)
+    }))
+    .map(drop)
+}
+
+/// Moves a descriptor out of the way of the numbers that the guest gets.
+pub(super) fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
+    const FIRST: c_int = 16;
+    // SAFETY: makes a new descriptor that nobody else owns.
+    let moved = check(c_long::from(unsafe {
+        libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, FIRST)
+    }))?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(RawFd::try_from(moved).expect("a descriptor is an int")) })
+}
+
+/// Sets every signal back to its default and unblocks all: ignored signals survive exec.
+pub(super) fn reset_signals() {
+    // SAFETY: setting a disposition to the default installs no code of ours; the set is initialised by sigemptyset.
+    unsafe {
+        for signal in 1..=64 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    }
+}
+
+/// Lets the kernel reap the children of this process.
+pub(super) fn ignore_children() {
+    // SAFETY: ignoring a signal installs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Makes a process that lives in a new user namespace until `keep` is closed. Single-threaded callers only.
+pub(super) fn fork_user_namespace() -> io::Result<Fork> {
+    fork_into(libc::CLONE_NEWUSER as u64)
+}
+
+/// Attaches `backing` to a free loop device that goes away with its last user.
+pub(super) fn attach_loop(backing: BorrowedFd<'_>) -> io::Result<(OwnedFd, CString)> {
+    const LOOP_CONFIGURE: u64 = 0x4C0A;
+    const LOOP_CTL_GET_FREE: u64 = 0x4C82;
+    const LO_FLAGS_AUTOCLEAR: u32 = 4;
+    const LO_FLAGS_DIRECT_IO: u32 = 16;
+    /// Another process may take the device between asking for it and configuring it.
+    const TRIES_MAX: usize = 64;
+
+    let control = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/loop-control")?;
+    let mut flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO;
+    for _ in 0..TRIES_MAX {
+        // SAFETY: this request takes no argument.
+        let number = check(c_long::from(unsafe {
+            libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _)
+        }))?;
+        let path = format!("/dev/loop{number}");
+        let device = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&path)?;
+        let mut config = LoopConfig::new(backing.as_raw_fd(), flags);
+        // SAFETY: the kernel reads a loop_config of this layout and size.
+        let done = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw mut config) };
+        match check(c_long::from(done)) {
+            Ok(_) => {
+                return Ok((
+                    device.into(),
+                    CString::new(path).expect("a formatted number has no NUL"),
+                ));
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            // The file system below does not do direct IO.
+            Err(error)
+                if error.raw_os_error() == Some(libc::EINVAL)
+                    && flags & LO_FLAGS_DIRECT_IO != 0 =>
+            {
+                flags &= !LO_FLAGS_DIRECT_IO;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EBUSY))
+}
+
+/// Brings the loopback interface of this network namespace up.
+pub(super) fn loopback_up() -> io::Result<()> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+    // SAFETY: ifreq is plain data for which all zeroes is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo\0") {
+        *to = c_char::try_from(*from).expect("ascii");
+    }
+    request.ifr_ifru.ifru_flags =
+        libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).expect("flags fit");
+    // SAFETY: the kernel reads an ifreq, which lives until the call returns.
+    let done = unsafe {
+        libc::ioctl(
+            socket.as_raw_fd(),
+            libc::SIOCSIFFLAGS as _,
+            &raw mut request,
+        )
+    };
+    check(c_long::from(done)).map(drop)
+}
+
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+#[repr(C)]
+struct LoopInfo {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+// === impl LoopConfig ===
+
+impl LoopConfig {
+    fn new(fd: RawFd, flags: u32) -> Self {
+        // SAFETY: both structs are plain data for which all zeroes is valid.
+        let mut config: Self = unsafe { std::mem::zeroed() };
+        config.fd = u32::try_from(fd).expect("an open descriptor is not negative");
+        // The page size: what the file system on it uses, and what direct IO wants.
+        config.block_size = 4096;
+        config.info.flags = flags;
+        config
+    }
+}
+
+fn check(result: c_long) -> io::Result<c_long> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}

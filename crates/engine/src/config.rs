@@ -1,0 +1,41 @@
+//! What an operator decides about sessions.
+
+use k8e_model::{Lifetime, Limits, RUN_TIMEOUT_DEFAULT};
+use std::time::Duration;
+
+/// What an operator decides about sessions. The doors fill requests from it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Of a session that does not say.
+    pub limits: Limits,
+    /// Of a session that does not say.
+    pub lifetime: Lifetime,
+    /// Sessions that may be alive at once, whoever owns them.
+    pub sessions_max: usize,
+    /// Commands that may run at once in one session.
+    pub runs_per_session_max: usize,
+    /// Of a run that does not say.
+    pub run_timeout: Duration,
+    /// What sandboxes can reach, as a sentence.
+    pub network: String,
+    /// How long the record of an ended session is kept.
+    pub ended_kept: Duration,
+}
+
+// === impl Config ===
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            lifetime: Lifetime::default(),
+            // A machine with 64 GiB holds this many at the default memory limit.
+            sessions_max: 128,
+            // With the file calls well under the guest's 512 connections.
+            runs_per_session_max: 128,
+            run_timeout: RUN_TIMEOUT_DEFAULT,
+            network: "loopback only: nothing outside the sandbox can be reached".to_owned(),
+            ended_kept: Duration::from_secs(24 * 3600),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What the engine tells its callers when it cannot do what they ask.
+
+use k8e_driver::DriverError;
+use k8e_model::{Code, SessionId};
+use k8e_store::StoreError;
+
+/// Why the engine could not do what it was asked. `Display` is the message for users.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No such session, or it is another principal's: the two must not be told apart.
+    #[error("session {0} not found")]
+    SessionNotFound(SessionId),
+    /// It was, and its record still says why it is not.
+    #[error("session {id} not found: it ended ({reason}); make a new one")]
+    SessionOver {
+        /// Which session.
+        id: SessionId,
+        /// Why it ended.
+        reason: String,
+    },
+    /// The id is taken by a session that is not over.
+    #[error("session {0} exists already: choose another id or destroy it first")]
+    SessionExists(SessionId),
+    /// The server is full.
+    #[error(
+        "{max} sessions are alive, which is all this server takes: wait for a session to end or raise --max-sessions"
+    )]
+    SessionsFull {
+        /// How many may be.
+        max: usize,
+    },
+    /// A session runs as much as it may.
+    #[error("session {id} has {max} {what} under way, which is all it takes: wait for one to end")]
+    SessionBusy {
+        /// Which session.
+        id: SessionId,
+        /// What it has too many of.
+        what: &'static str,
+        /// How many may be.
+        max: usize,
+    },
+    /// The session is not ready yet.
+    #[error("session {0} is still being made: try again in a moment")]
+    SessionNotReady(SessionId),
+    /// The session ended while it was used.
+    #[error("session {id} was destroyed: {reason}")]
+    SessionEnded {
+        /// Which session.
+        id: SessionId,
+        /// Why.
+        reason: String,
+    },
+    /// No runtime here can do it.
+    #[error("{0}")]
+    Runtime(String),
+    /// The interpreter of a language is missing.
+    #[error("{program} is not in the sandbox's template: {hint}")]
+    NoInterpreter {
+        /// What is missing.
+        program: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The program to run is missing.
+    #[error("program {0} not found in the sandbox: check its name and the PATH inside")]
+    NoProgram(String),
+    /// The request can never work as it is.
+    #[error("{0}")]
+    Invalid(String),
+    /// A command that is over, or was started without input, takes none.
+    #[error("the command takes no more input: {0}")]
+    InputClosed(&'static str),
+    /// The guest says that it could not do it, and why.
+    #[error("{message}")]
+    Guest {
+        /// What it means to a caller.
+        code: Code,
+        /// Cleaned: what the guest says is not trusted.
+        message: String,
+    },
+    /// The guest takes no more calls just now.
+    #[error("the sandbox of session {0} takes no more calls just now: try again in a moment")]
+    GuestBusy(SessionId),
+    /// Nobody listens where the guest should.
+    #[error("the agent in the sandbox of session {0} is gone")]
+    GuestGone(SessionId),
+    /// The guest broke the protocol, went silent, or hung up.
+    #[error(
+        "the sandbox's agent misbehaved: {what}; if that happens again, destroy session {id} and make a new one"
+    )]
+    GuestMisbehaved {
+        /// Whose guest.
+        id: SessionId,
+        /// In words.
+        what: String,
+    },
+    /// Making a sandbox failed, and nothing of it is left.
+    #[error("the sandbox could not be made: {}", chain(.0))]
+    Launch(#[source] DriverError),
+    /// A new sandbox's guest did not answer.
+    #[error("the sandbox was made but its agent did not answer: {0}")]
+    Hello(String),
+    /// Removing a sandbox failed.
+    #[error("removing the sandbox failed, the next start of the server tries again: {0}")]
+    Destroy(String),
+    /// The records cannot be read or written.
+    #[error("{}", chain(.0))]
+    Store(#[from] StoreError),
+    /// The server stops.
+    #[error("the server is stopping: try again when it is back")]
+    Stopping,
+}
+
+// === impl Error ===
+
+impl Error {
+    /// What it means to a caller.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::SessionNotFound(_) | Self::SessionOver { .. } => Code::NotFound,
+            Self::SessionExists(_) => Code::Exists,
+            Self::SessionsFull { .. } | Self::SessionBusy { .. } | Self::GuestBusy(_) => {
+                Code::Exhausted
+            }
+            Self::SessionNotReady(_) | Self::InputClosed(_) => Code::Precondition,
+            Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,
+            Self::NoProgram(_) | Self::Invalid(_) => Code::Invalid,
+            Self::Guest { code, .. } => *code,
+            Self::SessionEnded { .. }
+            | Self::GuestGone(_)
+            | Self::GuestMisbehaved { .. }
+            | Self::Hello(_)
+            | Self::Stopping => Code::Unavailable,
+            Self::Launch(cause) => cause.code(),
+            Self::Destroy(_) => Code::Internal,
+            Self::Store(cause) => cause.code(),
+        }
+    }
+}
+
+/// An error and what caused it, as one line. Bounded: no chain of ours is deeper.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    const DEPTH_MAX: usize = 8;
+    let mut text = error.to_string();
+    let mut source = error.source();
+    for _ in 0..DEPTH_MAX {
+        let Some(cause) = source else { break };
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,324 @@
+//! Calling a guest. What it says is hostile: everything is checked, and nothing waits for it for ever.
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "any other reply is out of turn, also one that does not exist yet"
+)]
+
+use crate::files::{FileInfo, FileKind};
+use crate::live::{Purpose, Use, left_active};
+use crate::processes::Process;
+use crate::{Error, Sessions};
+use bytes::Bytes;
+use k8e_driver::GuestAddress;
+use k8e_model::{Code, Phase, Principal, SessionId, WORKSPACE};
+use k8e_wire::proto::{self, input, reply, request};
+use k8e_wire::{HostEnd, Inputs, Replies, WireError};
+use std::io::ErrorKind;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// A guest that is well answers every call but a run's within milliseconds; a slow disk may take a while.
+pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// When a connection breaks the sandbox is often dying: this long for its driver to say so.
+pub(crate) const DEATH_NEWS_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Entries of one listing: more than an agent can read, less than hurts.
+pub(crate) const FILES_LISTED_MAX: u64 = 100_000;
+
+/// No sandbox may have more; see `Limits`.
+pub(crate) const PROCESSES_MAX: usize = 65_536;
+
+/// Replies of one call that may hold nothing: none is needed, and endless ones are a way to hang.
+const EMPTY_REPLIES_MAX: u32 = 64;
+
+/// Guests' messages are shown to people.
+const MESSAGE_CHARS_MAX: usize = 512;
+
+/// While a guest's queue of connections is full: first pause, doubled each time.
+const BUSY_PAUSE: Duration = Duration::from_millis(2);
+const BUSY_TRIES: u32 = 9;
+
+/// One call to a guest, under way.
+pub(crate) struct Call {
+    pub(crate) replies: Replies,
+    pub(crate) inputs: Option<Inputs>,
+    pub(crate) used: Use,
+    pub(crate) phases: watch::Receiver<Phase>,
+    what: String,
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Starts a call that is not a run. `what` names it in errors.
+    pub(crate) async fn call(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        request: request::Call,
+        what: String,
+    ) -> Result<Call, Error> {
+        let live = self.live(who, id).await?;
+        let used = live.begin(
+            Purpose::Call,
+            self.shared.config.runs_per_session_max,
+            &self.shared.recorder,
+        )?;
+        Call::start(used, request, what).await
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    /// Connects and sends the request.
+    pub(crate) async fn start(
+        used: Use,
+        request: request::Call,
+        what: String,
+    ) -> Result<Self, Error> {
+        let live = &used.live;
+        let id = &live.record.id;
+        let Some(sandbox) = live.sandbox() else {
+            return Err(Error::SessionNotReady(id.clone()));
+        };
+        let mut phases = live.phases();
+        let started = tokio::select! {
+            biased;
+            () = left_active(&mut phases) => return Err(live.gone()),
+            started = timeout(REPLY_TIMEOUT, connect(sandbox.guest(), request)) => started,
+        };
+        match started {
+            Ok(Ok(HostEnd { replies, inputs })) => Ok(Self {
+                replies,
+                inputs: Some(inputs),
+                used,
+                phases,
+                what,
+            }),
+            Ok(Err(WireError::Io(e))) if e.kind() == ErrorKind::WouldBlock => {
+                Err(Error::GuestBusy(id.clone()))
+            }
+            Ok(Err(e)) if nobody_listens(&e) => Err(Error::GuestGone(id.clone())),
+            Ok(Err(e)) => Err(broken(&used, &mut phases, &e).await),
+            Err(_) => Err(misbehaved(id, "it did not take a call in time")),
+        }
+    }
+
+    /// The next reply; an error reply is an error. Cancel safe.
+    pub(crate) async fn reply(&mut self) -> Result<reply::Reply, Error> {
+        match self.any_reply().await? {
+            reply::Reply::Error(error) => Err(self.refused(&error)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// The next reply, whatever it is. Cancel safe.
+    pub(crate) async fn any_reply(&mut self) -> Result<reply::Reply, Error> {
+        let reply = tokio::select! {
+            biased;
+            () = left_active(&mut self.phases) => return Err(self.used.live.gone()),
+            reply = timeout(REPLY_TIMEOUT, self.replies.next()) => reply,
+        };
+        match reply {
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(e)) => Err(broken(&self.used, &mut self.phases, &e).await),
+            Err(_) => Err(self.misbehaved("it did not answer in time")),
+        }
+    }
+
+    /// Sends an input. When the guest hung up, what it said last tells why.
+    pub(crate) async fn send(&mut self, input: input::Input) -> Result<(), Error> {
+        let Some(inputs) = &mut self.inputs else {
+            return Err(self.misbehaved("it had hung up"));
+        };
+        let sent = tokio::select! {
+            biased;
+            () = left_active(&mut self.phases) => return Err(self.used.live.gone()),
+            // Both directions at once: a guest that refuses stops reading.
+            reply = self.replies.next() => match reply {
+                Ok(reply::Reply::Error(error)) => return Err(self.refused(&error)),
+                Ok(_) => return Err(self.misbehaved("it answered before it was its turn")),
+                Err(e) => return Err(broken(&self.used, &mut self.phases, &e).await),
+            },
+            sent = timeout(REPLY_TIMEOUT, inputs.send(input)) => sent,
+        };
+        match sent {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(e)) => match self.reply().await {
+                Err(said @ Error::Guest { .. }) => Err(said),
+                _ => Err(broken(&self.used, &mut self.phases, &e).await),
+            },
+            Err(_) => Err(self.misbehaved("it did not take data in time")),
+        }
+    }
+
+    pub(crate) fn id(&self) -> &SessionId {
+        &self.used.live.record.id
+    }
+
+    /// Counts a reply that holds nothing.
+    pub(crate) fn count_empty(&self, empties: &mut u32) -> Result<(), Error> {
+        *empties += 1;
+        match *empties {
+            0..=EMPTY_REPLIES_MAX => Ok(()),
+            _ => Err(self.misbehaved("it goes on saying nothing")),
+        }
+    }
+
+    pub(crate) fn misbehaved(&self, what: impl Into<String>) -> Error {
+        misbehaved(self.id(), what)
+    }
+
+    /// What a guest's error means to the caller.
+    pub(crate) fn refused(&self, error: &proto::Error) -> Error {
+        match guest_code(error) {
+            Some(code) => Error::Guest {
+                code,
+                message: format!("{}: {}", self.what, clean(&error.message)),
+            },
+            None => self.misbehaved("it failed without a reason"),
+        }
+    }
+}
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Call")
+            .field("session", self.id())
+            .field("what", &self.what)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The root of every file call.
+pub(crate) fn workspace() -> Bytes {
+    Bytes::from_static(WORKSPACE.as_bytes())
+}
+
+pub(crate) fn misbehaved(id: &SessionId, what: impl Into<String>) -> Error {
+    Error::GuestMisbehaved {
+        id: id.clone(),
+        what: what.into(),
+    }
+}
+
+/// What a broken connection means: mostly that the sandbox is dying, of which its driver knows more.
+pub(crate) async fn broken(
+    used: &Use,
+    phases: &mut watch::Receiver<Phase>,
+    error: &WireError,
+) -> Error {
+    let id = &used.live.record.id;
+    match hung_up(error) {
+        false => misbehaved(id, error.to_string()),
+        true => match timeout(DEATH_NEWS_TIMEOUT, left_active(phases)).await {
+            Ok(()) => used.live.gone(),
+            Err(_) => misbehaved(id, "it hung up in the middle of a call"),
+        },
+    }
+}
+
+/// Whether the connection ended, rather than said something wrong.
+pub(crate) fn hung_up(error: &WireError) -> bool {
+    matches!(error, WireError::Io(_) | WireError::Eof)
+}
+
+/// Text of a guest's for people: bounded, on one line, no control characters.
+pub(crate) fn clean(text: &str) -> String {
+    text.chars()
+        .take(MESSAGE_CHARS_MAX)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+/// None when it makes no sense.
+fn guest_code(error: &proto::Error) -> Option<Code> {
+    match proto::ErrorCode::try_from(error.code).ok()? {
+        proto::ErrorCode::Unspecified => None,
+        proto::ErrorCode::Invalid | proto::ErrorCode::Outside | proto::ErrorCode::NoProgram => {
+            Some(Code::Invalid)
+        }
+        proto::ErrorCode::NotFound => Some(Code::NotFound),
+        proto::ErrorCode::Exists => Some(Code::Exists),
+        proto::ErrorCode::Permission => Some(Code::Denied),
+        proto::ErrorCode::Exhausted => Some(Code::Exhausted),
+        proto::ErrorCode::IsDirectory | proto::ErrorCode::NotDirectory => Some(Code::Precondition),
+        proto::ErrorCode::Io => Some(Code::Internal),
+    }
+}
+
+/// A full queue of connections is told at once and not waited for, so waiting is ours.
+async fn connect(guest: &GuestAddress, request: request::Call) -> Result<HostEnd, WireError> {
+    let mut pause = BUSY_PAUSE;
+    for _ in 0..BUSY_TRIES {
+        match guest.call(request.clone()).await {
+            Err(WireError::Io(e)) if e.kind() == ErrorKind::WouldBlock => sleep(pause).await,
+            answer => return answer,
+        }
+        pause *= 2;
+    }
+    guest.call(request).await
+}
+
+/// A listing must not lead a client that writes it to disk out of where it writes.
+pub(crate) fn checked_info(info: proto::FileInfo) -> Result<FileInfo, &'static str> {
+    let below = info
+        .path
+        .strip_prefix(WORKSPACE.as_bytes())
+        .filter(|rest| rest.is_empty() || rest[0] == b'/');
+    let Some(rest) = below else {
+        return Err("it described a file outside the workspace");
+    };
+    if rest.contains(&0)
+        || rest
+            .split(|b| *b == b'/')
+            .any(|part| matches!(part, b"." | b".."))
+    {
+        return Err("it described a file with an impossible path");
+    }
+    let kind = match proto::FileType::try_from(info.r#type) {
+        Ok(proto::FileType::File) => FileKind::File,
+        Ok(proto::FileType::Directory) => FileKind::Directory,
+        Ok(proto::FileType::Symlink) => FileKind::Symlink,
+        Ok(proto::FileType::Other) => FileKind::Other,
+        Ok(proto::FileType::Unspecified) | Err(_) => return Err("it described a file of no type"),
+    };
+    Ok(FileInfo {
+        path: info.path,
+        kind,
+        size: info.size,
+        mode: info.mode & 0o7777,
+        uid: info.uid,
+        gid: info.gid,
+        mtime_unix_ns: info.mtime_unix_ns,
+        symlink_target: info.symlink_target,
+    })
+}
+
+pub(crate) fn checked_process(process: proto::Process) -> Process {
+    const COMM_BYTES_MAX: usize = 64;
+    const CMDLINE_BYTES_MAX: usize = 4096;
+    let cut = |bytes: Bytes, max: usize| bytes.slice(..bytes.len().min(max));
+    Process {
+        pid: process.pid,
+        ppid: process.ppid,
+        state: process
+            .state
+            .chars()
+            .next()
+            .filter(char::is_ascii_alphabetic)
+            .unwrap_or('?'),
+        comm: cut(process.comm, COMM_BYTES_MAX),
+        cmdline: cut(process.cmdline, CMDLINE_BYTES_MAX),
+        rss_bytes: process.rss_bytes,
+        uid: process.uid,
+    }
+}
+
+/// A socket nobody listens on any more: the guest is gone and so is the sandbox.
+fn nobody_listens(error: &WireError) -> bool {
+    matches!(error, WireError::Io(e) if matches!(e.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound))
+}

@@ -1,0 +1,35 @@
+//! What happened in a session: its transcript and its events, also after it ended.
+
+use crate::{Error, Sessions};
+use k8e_model::{Principal, SessionId};
+use k8e_store::{EventPage, TranscriptPage};
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// What the session's commands wrote, from `offset`, at most `limit` bytes; limit 0 is the default.
+    pub async fn transcript(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        offset: u64,
+        limit: u64,
+    ) -> Result<TranscriptPage, Error> {
+        self.owned(who, id).await?;
+        self.shared.recorder.flush().await;
+        Ok(self.shared.store.transcript(id, offset, limit).await?)
+    }
+
+    /// The session's events after number `after`, at most `limit`; limit 0 is the default.
+    pub async fn events(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        after: u64,
+        limit: u32,
+    ) -> Result<EventPage, Error> {
+        self.owned(who, id).await?;
+        self.shared.recorder.flush().await;
+        Ok(self.shared.store.events(id, after, limit).await?)
+    }
+}

@@ -1,0 +1,274 @@
+//! One session that is not over: its sandbox, its phase, and who is using it right now.
+
+use crate::Error;
+use crate::recorder::{Recorder, now_ms};
+use k8e_driver::Sandbox;
+use k8e_model::{LimitEvents, Phase, Session, UnixMillis};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// File and process calls at once in one session: with the runs well under the guest's 512 connections.
+const CALLS_MAX: usize = 256;
+
+/// The store learns of a session's last use at most this often.
+const TOUCH_EVERY_MS: i64 = 1000;
+
+/// A session that is not over.
+pub(crate) struct Live {
+    /// As it was made; what changes is in `state` and `phase`.
+    pub(crate) record: Session,
+    sandbox: OnceLock<Arc<dyn Sandbox>>,
+    phase: watch::Sender<Phase>,
+    // Held for a few instructions and never across an await.
+    state: Mutex<State>,
+    ttl_at: Option<Instant>,
+}
+
+struct State {
+    reason: String,
+    /// Why removing the sandbox failed.
+    failure: Option<String>,
+    last_used: UnixMillis,
+    touched: UnixMillis,
+    used: Instant,
+    /// Its entry among the deadlines.
+    deadline: Option<Instant>,
+    runs: usize,
+    calls: usize,
+}
+
+/// What a session is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Run,
+    Call,
+}
+
+/// A use of a session: while it is held the session is not idle.
+pub(crate) struct Use {
+    pub(crate) live: Arc<Live>,
+    purpose: Purpose,
+    recorder: Recorder,
+}
+
+// === impl Live ===
+
+impl Live {
+    /// Stored stamps are wall time; deadlines are the monotonic clock's, counted from now.
+    pub(crate) fn new(record: Session) -> Self {
+        let (now, wall) = (Instant::now(), now_ms());
+        let ago = |stamp: UnixMillis| {
+            Duration::from_millis(wall.saturating_sub(stamp).max(0).unsigned_abs())
+        };
+        let past = |stamp| now.checked_sub(ago(stamp)).unwrap_or(now);
+        let ttl_at = record.lifetime.ttl.map(|ttl| past(record.created_at) + ttl);
+        let state = State {
+            reason: record.reason.clone(),
+            failure: None,
+            last_used: record.last_used,
+            touched: record.last_used,
+            used: past(record.last_used),
+            deadline: None,
+            runs: 0,
+            calls: 0,
+        };
+        Self {
+            sandbox: OnceLock::new(),
+            phase: watch::Sender::new(record.phase),
+            state: Mutex::new(state),
+            ttl_at,
+            record,
+        }
+    }
+
+    pub(crate) fn sandbox(&self) -> Option<&Arc<dyn Sandbox>> {
+        self.sandbox.get()
+    }
+
+    /// Set once, as soon as there is one to destroy.
+    pub(crate) fn set_sandbox(&self, sandbox: Arc<dyn Sandbox>) {
+        if self.sandbox.set(sandbox).is_err() {
+            unreachable!("a session gets one sandbox");
+        }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// Creating → active. False when something ended it meanwhile.
+    pub(crate) fn activate(&self) -> bool {
+        let mut state = self.state();
+        state.used = Instant::now();
+        self.advance(Phase::Active)
+    }
+
+    /// Anything alive → terminating. False when somebody else was first.
+    pub(crate) fn begin_end(&self, reason: &str) -> bool {
+        let mut state = self.state();
+        let first = self.advance(Phase::Terminating);
+        if first {
+            reason.clone_into(&mut state.reason);
+        }
+        first
+    }
+
+    /// Terminating → ended.
+    pub(crate) fn finish_end(&self, failure: Option<String>) {
+        let mut state = self.state();
+        state.failure = failure;
+        self.advance(Phase::Ended);
+    }
+
+    /// Waits for the end; an error when something of the sandbox may be left.
+    pub(crate) async fn ended(&self) -> Result<(), Error> {
+        let mut phases = self.phases();
+        // The sender is in self: it cannot be gone.
+        phases.wait_for(|phase| *phase == Phase::Ended).await.ok();
+        self.state()
+            .failure
+            .clone()
+            .map_or(Ok(()), |failure| Err(Error::Destroy(failure)))
+    }
+
+    pub(crate) fn reason(&self) -> String {
+        self.state().reason.clone()
+    }
+
+    /// What a caller is told whose session is going away under it.
+    pub(crate) fn gone(&self) -> Error {
+        Error::SessionEnded {
+            id: self.record.id.clone(),
+            reason: self.reason(),
+        }
+    }
+
+    pub(crate) fn limit_events(&self) -> LimitEvents {
+        self.sandbox()
+            .map(|sandbox| sandbox.limit_events())
+            .unwrap_or_default()
+    }
+
+    /// Its record as it is now.
+    pub(crate) fn snapshot(&self) -> Session {
+        let state = self.state();
+        Session {
+            phase: self.phase(),
+            reason: state.reason.clone(),
+            last_used: state.last_used,
+            ..self.record.clone()
+        }
+    }
+
+    /// When it ends if nobody uses it from now on. While it is used only its ttl counts.
+    pub(crate) fn ends_at(&self, now: Instant) -> Option<Instant> {
+        let state = self.state();
+        let used = if state.runs + state.calls > 0 {
+            now
+        } else {
+            state.used
+        };
+        let idle_at = self.record.lifetime.idle.map(|idle| used + idle);
+        [self.ttl_at, idle_at].into_iter().flatten().min()
+    }
+
+    /// Remembers its entry among the deadlines; returns the one before.
+    pub(crate) fn set_deadline(&self, at: Option<Instant>) -> Option<Instant> {
+        std::mem::replace(&mut self.state().deadline, at)
+    }
+
+    /// Why it ends now.
+    pub(crate) fn expiry_reason(&self, now: Instant) -> String {
+        match (self.ttl_at, self.record.lifetime) {
+            (Some(at), lifetime) if at <= now => format!(
+                "its time of {:?} was over",
+                lifetime.ttl.unwrap_or_default()
+            ),
+            (_, lifetime) => format!("nobody used it for {:?}", lifetime.idle.unwrap_or_default()),
+        }
+    }
+
+    /// Begins a use.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        purpose: Purpose,
+        runs_max: usize,
+        recorder: &Recorder,
+    ) -> Result<Use, Error> {
+        let mut state = self.state();
+        match self.phase() {
+            Phase::Creating => return Err(Error::SessionNotReady(self.record.id.clone())),
+            Phase::Active => {}
+            Phase::Terminating | Phase::Ended => {
+                let reason = state.reason.clone();
+                return Err(Error::SessionEnded {
+                    id: self.record.id.clone(),
+                    reason,
+                });
+            }
+        }
+        let busy = |what, max| {
+            Err(Error::SessionBusy {
+                id: self.record.id.clone(),
+                what,
+                max,
+            })
+        };
+        match purpose {
+            Purpose::Run if state.runs >= runs_max => return busy("commands", runs_max),
+            Purpose::Call if state.calls >= CALLS_MAX => return busy("file calls", CALLS_MAX),
+            Purpose::Run => state.runs += 1,
+            Purpose::Call => state.calls += 1,
+        }
+        drop(state);
+        Ok(Use {
+            live: Arc::clone(self),
+            purpose,
+            recorder: recorder.clone(),
+        })
+    }
+
+    fn advance(&self, next: Phase) -> bool {
+        self.phase.send_if_modified(|phase| {
+            let forward = phase.may_become(next);
+            if forward {
+                *phase = next;
+            }
+            forward
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Use ===
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let mut state = self.live.state();
+        match self.purpose {
+            Purpose::Run => state.runs -= 1,
+            Purpose::Call => state.calls -= 1,
+        }
+        state.used = Instant::now();
+        state.last_used = now_ms();
+        if state.last_used - state.touched >= TOUCH_EVERY_MS {
+            state.touched = state.last_used;
+            self.recorder.touch(&self.live.record.id, state.last_used);
+        }
+    }
+}
+
+/// Resolves when the session is no longer active.
+pub(crate) async fn left_active(phases: &mut watch::Receiver<Phase>) {
+    // A closed channel means that the session is gone too.
+    phases.wait_for(|phase| *phase > Phase::Active).await.ok();
+}

@@ -1,0 +1,58 @@
+//! The processes of a session's sandbox, as its guest sees them.
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "any other reply is out of turn, also one that does not exist yet"
+)]
+
+use crate::guest::{PROCESSES_MAX, checked_process};
+use crate::{Error, Sessions};
+use bytes::Bytes;
+use k8e_model::{Principal, SessionId};
+use k8e_wire::proto::{ListProcesses, reply, request};
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Inside the sandbox.
+    pub pid: i32,
+    /// Its parent's.
+    pub ppid: i32,
+    /// One letter, as in `/proc/PID/stat`.
+    pub state: char,
+    /// Its name, 15 bytes at most.
+    pub comm: Bytes,
+    /// Arguments joined by NUL, cut at 4 KiB.
+    pub cmdline: Bytes,
+    /// Memory it holds.
+    pub rss_bytes: u64,
+    /// Whose it is inside.
+    pub uid: u32,
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// The processes of a session's sandbox.
+    pub async fn processes(&self, who: &Principal, id: &SessionId) -> Result<Vec<Process>, Error> {
+        let request = request::Call::ListProcesses(ListProcesses {});
+        let mut call = self
+            .call(who, id, request, "list processes".to_owned())
+            .await?;
+        let (mut processes, mut empties) = (Vec::new(), 0);
+        loop {
+            match call.reply().await? {
+                reply::Reply::Processes(list) if list.processes.is_empty() => {
+                    call.count_empty(&mut empties)?
+                }
+                reply::Reply::Processes(list) => {
+                    if processes.len() + list.processes.len() > PROCESSES_MAX {
+                        return Err(call.misbehaved("it listed more processes than there can be"));
+                    }
+                    processes.extend(list.processes.into_iter().map(checked_process));
+                }
+                reply::Reply::Done(_) => return Ok(processes),
+                _ => return Err(call.misbehaved("it sent something else than processes")),
+            }
+        }
+    }
+}

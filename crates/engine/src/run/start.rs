@@ -1,0 +1,203 @@
+//! Starting a command: which session, what the guest is told, and what its refusal means.
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "any other reply is out of turn, also one that does not exist yet"
+)]
+
+use super::{Run, RunRequest, RunTarget, SharedInputs, Stage};
+use crate::guest::{Call, clean};
+use crate::live::{Live, Purpose};
+use crate::sessions::Owned;
+use crate::{Error, Sessions};
+use bytes::Bytes;
+use k8e_model::{Command, Env, Principal, Program, SessionSpec, WORKSPACE};
+use k8e_wire::proto::{self, EnvVar, exec, reply, request};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// How often a tenant's session is looked for when the one found turns out to be dead.
+const TENANT_TRIES: usize = 3;
+
+/// Of a program's name in an event or an error.
+const SHOWN_BYTES_MAX: usize = 256;
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Runs a command, in a session that is there or made for it. Returns when it started.
+    pub async fn run(&self, who: &Principal, request: RunRequest) -> Result<Run, Error> {
+        match request.target {
+            RunTarget::Existing(id) => {
+                let live = self.live(who, &id).await?;
+                self.start_run(live, None, false, request.command).await
+            }
+            RunTarget::Tenant(spec) => self.run_tenant(who, spec, request.command).await,
+            RunTarget::Fresh(spec) => {
+                let owned = self.make(who, spec).await?;
+                self.start_run(Arc::clone(owned.live()), Some(owned), true, request.command)
+                    .await
+            }
+        }
+    }
+
+    async fn run_tenant(
+        &self,
+        who: &Principal,
+        spec: SessionSpec,
+        command: Command,
+    ) -> Result<Run, Error> {
+        for _ in 1..TENANT_TRIES {
+            let (live, created) = self.tenant_session(who, &spec).await?;
+            match self.start_run(live, None, created, command.clone()).await {
+                // Found dead: there will be a new one.
+                Err(Error::SessionEnded { .. }) if !created => {}
+                started => return started,
+            }
+        }
+        let (live, created) = self.tenant_session(who, &spec).await?;
+        self.start_run(live, None, created, command).await
+    }
+
+    /// The tenant's session, and whether it was made just now. Of many callers at once, one makes it.
+    async fn tenant_session(
+        &self,
+        who: &Principal,
+        spec: &SessionSpec,
+    ) -> Result<(Arc<Live>, bool), Error> {
+        if let Some(live) = self.shared.find_tenant(who, spec) {
+            return Ok((live, false));
+        }
+        let lock = self.shared.tenant_lock(who, &spec.tenant);
+        let _making = lock.lock().await;
+        if let Some(live) = self.shared.find_tenant(who, spec) {
+            return Ok((live, false));
+        }
+        let owned = self.make(who, spec.clone()).await?;
+        Ok((owned.keep(), true))
+    }
+
+    // No SQL on this path: it is what exec latency is made of.
+    async fn start_run(
+        &self,
+        live: Arc<Live>,
+        owned: Option<Owned>,
+        created: bool,
+        command: Command,
+    ) -> Result<Run, Error> {
+        let shared = &self.shared;
+        let used = live.begin(
+            Purpose::Run,
+            shared.config.runs_per_session_max,
+            &shared.recorder,
+        )?;
+        let limits_before = live.limit_events();
+        let started = Instant::now();
+        let request = request::Call::Exec(exec(&live.record.env, &command));
+        let mut call = match Call::start(used, request, "run".to_owned()).await {
+            Err(gone @ Error::GuestGone(_)) => {
+                shared.end(&live, "died", "the sandbox's agent is gone");
+                return Err(if created { gone } else { live.gone() });
+            }
+            call => call?,
+        };
+        let pid = match call.any_reply().await? {
+            reply::Reply::Started(proto::Started { pid }) if pid > 0 => pid,
+            reply::Reply::Error(error) => return Err(refused(&call, &error, &command.program)),
+            _ => return Err(call.misbehaved("it did not say that a command started")),
+        };
+        let id = live.record.id.clone();
+        shared.recorder.event(
+            &id,
+            "run_started",
+            json!({ "program": shown(&command.program), "pid": pid }),
+        );
+        let (inputs, input) = SharedInputs::split(call.inputs.take(), command.stdin);
+        Ok(Run {
+            session_id: id,
+            session_created: created,
+            runtime: live.record.runtime,
+            shared: Arc::clone(shared),
+            live,
+            stage: Stage::Started(pid),
+            call: Some(call),
+            inputs: Some(inputs),
+            input: Some(input),
+            owned,
+            started,
+            timeout: command.timeout,
+            output_bytes_max: command.output_bytes_max,
+            limits_before,
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            late_bytes: 0,
+            waiting_since: None,
+        })
+    }
+}
+
+/// What the guest is told. The command's environment goes over the session's.
+fn exec(session: &Env, command: &Command) -> proto::Exec {
+    let mut env: BTreeMap<&str, &str> = session.iter().collect();
+    env.extend(command.env.iter());
+    let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
+    let program = match &command.program {
+        Program::Argv(args) => exec::Program::Argv(proto::Argv {
+            args: args.iter().map(|arg| Bytes::copy_from_slice(arg)).collect(),
+        }),
+        Program::Code { language, code } => exec::Program::Script(proto::Script {
+            interpreter: language
+                .interpreter()
+                .iter()
+                .map(|part| bytes(part))
+                .collect(),
+            extension: language.extension().to_owned(),
+            code: Bytes::copy_from_slice(code),
+        }),
+    };
+    proto::Exec {
+        program: Some(program),
+        env: env
+            .into_iter()
+            .map(|(name, value)| EnvVar {
+                name: bytes(name),
+                value: bytes(value),
+            })
+            .collect(),
+        cwd: bytes(command.cwd.as_deref().unwrap_or(WORKSPACE)),
+        user: command.user.clone().unwrap_or_default(),
+        // A timeout under a millisecond is still one: 0 would be none.
+        timeout_ms: command.timeout.map_or(0, |t| {
+            u64::try_from(t.as_millis()).unwrap_or(u64::MAX).max(1)
+        }),
+        output_bytes_max: command.output_bytes_max.unwrap_or(0),
+        stdin: command.stdin,
+    }
+}
+
+fn refused(call: &Call, error: &proto::Error, program: &Program) -> Error {
+    if proto::ErrorCode::try_from(error.code) != Ok(proto::ErrorCode::NoProgram) {
+        return call.refused(error);
+    }
+    match program {
+        Program::Code { language, .. } => Error::NoInterpreter {
+            program: language.interpreter()[0],
+            hint: language.install_hint(),
+        },
+        Program::Argv(_) => Error::NoProgram(shown(program)),
+    }
+}
+
+/// A program's name for people.
+fn shown(program: &Program) -> String {
+    match program {
+        Program::Code { language, .. } => language.as_str().to_owned(),
+        Program::Argv(args) => {
+            let name = args.first().map(Vec::as_slice).unwrap_or_default();
+            clean(&String::from_utf8_lossy(
+                &name[..name.len().min(SHOWN_BYTES_MAX)],
+            ))
+        }
+    }
+}

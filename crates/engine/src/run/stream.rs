@@ -1,0 +1,261 @@
+//! What a running command says, in order, as long as its guest keeps to the rules.
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "any other reply is out of turn, also one that does not exist yet"
+)]
+
+use super::{Run, RunEvent, RunInput, Stage, outcome};
+use crate::Error;
+use crate::guest::{DEATH_NEWS_TIMEOUT, hung_up, misbehaved};
+use crate::live::left_active;
+use k8e_model::Outcome;
+use k8e_wire::proto::{Exited, reply};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+/// A guest kills a command at its timeout at once; on a machine under load it may take a while.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What may be on its way in pipes and sockets when a command's time is over, generously.
+const LATE_BYTES_MAX: u64 = 8 * 1024 * 1024;
+
+/// Of a frame beyond its content, so that endless empty ones count too.
+const FRAME_OVERHEAD_BYTES: u64 = 64;
+
+/// What waiting for the guest brought.
+enum Turn {
+    Reply(reply::Reply),
+    HungUp,
+    Broken(String),
+    SessionGone,
+    Silent,
+}
+
+#[derive(Clone, Copy)]
+enum Stream {
+    Stdout,
+    Stderr,
+}
+
+// === impl Run ===
+
+impl Run {
+    /// The way into the command, once. Without `stdin` in the command it carries signals only.
+    pub fn take_input(&mut self) -> Option<RunInput> {
+        self.input.take()
+    }
+
+    /// What comes next; none after the last. Cancel safe.
+    pub async fn next(&mut self) -> Option<Result<RunEvent, Error>> {
+        loop {
+            match self.stage {
+                Stage::Over => return None,
+                Stage::Started(pid) => {
+                    self.stage = Stage::Streaming;
+                    return Some(Ok(RunEvent::Started { pid }));
+                }
+                Stage::HungUp(until) => {
+                    let error = self.why_hung_up(until).await;
+                    return Some(Err(self.fail(error)));
+                }
+                Stage::Streaming => {}
+            }
+            if let Some(event) = self.turn().await {
+                return Some(event);
+            }
+        }
+    }
+
+    /// One message of the guest; none when there is nothing to tell of it.
+    async fn turn(&mut self) -> Option<Result<RunEvent, Error>> {
+        // A place in the transcript's queue is taken before anything is read, so that dropping
+        // this future loses no output.
+        let shared = Arc::clone(&self.shared);
+        let slot = shared.recorder.slot().await;
+        let turn = self.wait().await;
+        self.waiting_since = None;
+        let (stream, data) = match turn {
+            Turn::Reply(reply::Reply::Stdout(data)) => (Stream::Stdout, data),
+            Turn::Reply(reply::Reply::Stderr(data)) => (Stream::Stderr, data),
+            other => return self.last(other),
+        };
+        if let Err(error) = self.count(stream, data.len() as u64) {
+            return Some(Err(self.fail(error)));
+        }
+        if data.is_empty() {
+            return None;
+        }
+        slot.write(&self.session_id, data.clone());
+        Some(Ok(match stream {
+            Stream::Stdout => RunEvent::Stdout(data),
+            Stream::Stderr => RunEvent::Stderr(data),
+        }))
+    }
+
+    /// The guest is given up when the command's time and the grace are over *and* it was silent
+    /// for as long as the grace: a slow reader's run is over long before its output is read.
+    async fn wait(&mut self) -> Turn {
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        let give_up = self
+            .timeout
+            .map(|own| (self.started + own).max(since) + GRACE);
+        let Some(call) = self.call.as_mut() else {
+            return Turn::HungUp;
+        };
+        tokio::select! {
+            biased;
+            () = left_active(&mut call.phases) => Turn::SessionGone,
+            reply = call.replies.next() => match reply {
+                Ok(reply) => Turn::Reply(reply),
+                Err(e) if hung_up(&e) => Turn::HungUp,
+                Err(e) => Turn::Broken(e.to_string()),
+            },
+            () = reached(give_up) => Turn::Silent,
+        }
+    }
+
+    /// What is not output is the end, or leads to it.
+    fn last(&mut self, turn: Turn) -> Option<Result<RunEvent, Error>> {
+        let error = match turn {
+            Turn::Reply(reply::Reply::Exited(exited)) => match self.exited(&exited) {
+                Ok(outcome) => return Some(Ok(RunEvent::Exited(outcome))),
+                Err(what) => misbehaved(&self.session_id, what),
+            },
+            Turn::Reply(reply::Reply::Error(error)) => match &self.call {
+                Some(call) => call.refused(&error),
+                None => misbehaved(&self.session_id, "it spoke after the end"),
+            },
+            Turn::Reply(_) => misbehaved(
+                &self.session_id,
+                "it said something that does not belong to a run",
+            ),
+            Turn::Broken(what) => misbehaved(&self.session_id, what),
+            Turn::SessionGone => self.live.gone(),
+            Turn::Silent => self.unresponsive("it did not end a command whose time was over"),
+            Turn::HungUp => {
+                self.stage = Stage::HungUp(Instant::now() + DEATH_NEWS_TIMEOUT);
+                return None;
+            }
+        };
+        Some(Err(self.fail(error)))
+    }
+
+    /// Counts output and refuses more than the guest may send.
+    fn count(&mut self, stream: Stream, bytes: u64) -> Result<(), Error> {
+        let total = match stream {
+            Stream::Stdout => &mut self.stdout_bytes,
+            Stream::Stderr => &mut self.stderr_bytes,
+        };
+        *total += bytes;
+        if self.output_bytes_max.is_some_and(|max| *total > max) {
+            return Err(misbehaved(
+                &self.session_id,
+                "it sent more output than was asked for",
+            ));
+        }
+        let late = self
+            .timeout
+            .is_some_and(|own| self.started + own + GRACE < Instant::now());
+        if late {
+            self.late_bytes += bytes + FRAME_OVERHEAD_BYTES;
+            if self.late_bytes > LATE_BYTES_MAX {
+                return Err(
+                    self.unresponsive("it went on sending output of a command whose time was over")
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn exited(&mut self, exited: &Exited) -> Result<Outcome, &'static str> {
+        let seen = outcome::Seen {
+            elapsed: self.started.elapsed(),
+            stdout_bytes: self.stdout_bytes,
+            stderr_bytes: self.stderr_bytes,
+            limits_before: self.limits_before,
+            limits_after: self.live.limit_events(),
+        };
+        let outcome = outcome::judge(exited, &seen)?;
+        let limits: Vec<_> = outcome
+            .limits_hit
+            .iter()
+            .map(|limit| limit.as_str())
+            .collect();
+        self.over(json!({
+            "exit_code": outcome.exit_code,
+            "signal": outcome.signal,
+            "status": outcome.status.as_str(),
+            "duration_ms": u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
+            "stdout_bytes": outcome.stdout_bytes,
+            "stderr_bytes": outcome.stderr_bytes,
+            "limits_hit": limits,
+        }));
+        Ok(outcome)
+    }
+
+    /// A guest that does not end what it must is broken, and its session with it.
+    fn unresponsive(&mut self, what: &str) -> Error {
+        self.shared.recorder.event(
+            &self.session_id,
+            "guest_unresponsive",
+            json!({ "what": what }),
+        );
+        self.shared.end(
+            &self.live,
+            "destroyed",
+            &format!("its agent was unresponsive: {what}"),
+        );
+        misbehaved(&self.session_id, what)
+    }
+
+    async fn why_hung_up(&mut self, until: Instant) -> Error {
+        let news = match self.call.as_mut() {
+            Some(call) => timeout_at(until, left_active(&mut call.phases))
+                .await
+                .is_ok(),
+            None => false,
+        };
+        if news {
+            self.live.gone()
+        } else {
+            misbehaved(&self.session_id, "it hung up in the middle of a run")
+        }
+    }
+
+    fn fail(&mut self, error: Error) -> Error {
+        if let Error::GuestMisbehaved { what, .. } = &error {
+            tracing::warn!(session = %self.session_id, what, "a sandbox's agent misbehaved");
+        }
+        self.over(json!({ "status": "failed", "error": error.to_string() }));
+        error
+    }
+
+    /// Records the end, closes the connection, lets go of the session, and of one for this run alone for good.
+    fn over(&mut self, detail: Value) {
+        self.stage = Stage::Over;
+        self.shared
+            .recorder
+            .event(&self.session_id, "run_ended", detail);
+        self.inputs = None;
+        self.call = None;
+        self.owned = None;
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if !matches!(self.stage, Stage::Over) {
+            self.over(json!({ "status": "cancelled" }));
+        }
+    }
+}
+
+/// Resolves at the given time, or never.
+async fn reached(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

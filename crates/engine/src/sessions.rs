@@ -1,0 +1,284 @@
+//! The service itself: its state, and what every operation on sessions starts from.
+
+mod create;
+mod destroy;
+mod expire;
+mod get;
+mod recover;
+
+pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
+
+pub(crate) use create::Owned;
+
+use crate::live::Live;
+use crate::recorder::{Recorder, now_ms};
+use crate::{Config, Error};
+use k8e_driver::{Driver, Probe};
+use k8e_model::{Phase, Principal, SessionId, SessionSpec, TenantId, UnixMillis};
+use k8e_store::Store;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, OwnedRwLockWriteGuard, RwLock, watch};
+use tokio::time::{Instant, timeout};
+
+/// What shutdown waits for creations and destructions under way; recovery finishes what is left.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Unused tenant locks that are kept before they are cleared out.
+const TENANT_LOCKS_KEPT: usize = 64;
+
+/// The session service. Cheap to clone; the last clone's drop stops its background tasks.
+#[derive(Clone)]
+pub struct Sessions {
+    pub(crate) shared: Arc<Shared>,
+    _stop: Arc<StopOnDrop>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) recorder: Recorder,
+    drivers: Vec<Arc<dyn Driver>>,
+    /// What each driver said last, so that no creation waits for a probe.
+    probes: Mutex<Vec<Probe>>,
+    started_at: UnixMillis,
+    // Held for map operations only, never across an await: a std mutex is the fast one.
+    index: Mutex<Index>,
+    /// Wakes the expiry task when an earlier deadline was added.
+    expiry: Notify,
+    stop: watch::Sender<bool>,
+    /// Read by creations and destructions under way, written by shutdown.
+    work: Arc<RwLock<()>>,
+    /// Held from shutdown on.
+    closed: Mutex<Option<OwnedRwLockWriteGuard<()>>>,
+    /// To finish work from `drop`, where there may be no runtime to ask for.
+    runtime: Handle,
+}
+
+/// Sessions that are not over.
+#[derive(Default)]
+struct Index {
+    sessions: HashMap<SessionId, Arc<Live>>,
+    /// Active ones of each owner's tenants, the newest last.
+    tenants: HashMap<TenantKey, Vec<Arc<Live>>>,
+    tenant_locks: HashMap<TenantKey, Weak<tokio::sync::Mutex<()>>>,
+    /// When to look at a session; it may have been used since, then it is put back.
+    deadlines: BTreeSet<(Instant, SessionId)>,
+}
+
+type TenantKey = (String, TenantId);
+
+struct StopOnDrop(Arc<Shared>);
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Recovers (adopts live sandboxes, ends dead ones, sweeps leftovers), then starts expiry.
+    pub async fn start(
+        config: Config,
+        store: Store,
+        drivers: Vec<Arc<dyn Driver>>,
+    ) -> Result<Self, Error> {
+        let probes = drivers.iter().map(|driver| driver.probe()).collect();
+        let shared = Arc::new(Shared {
+            recorder: Recorder::start(store.clone()),
+            config,
+            store,
+            drivers,
+            probes: Mutex::new(probes),
+            started_at: now_ms(),
+            index: Mutex::default(),
+            expiry: Notify::new(),
+            stop: watch::Sender::new(false),
+            work: Arc::default(),
+            closed: Mutex::default(),
+            runtime: Handle::current(),
+        });
+        shared.recover().await?;
+        tokio::spawn(expire::expire(Arc::clone(&shared)));
+        Ok(Self {
+            _stop: Arc::new(StopOnDrop(Arc::clone(&shared))),
+            shared,
+        })
+    }
+
+    /// What the operator decided, for the doors to fill requests from.
+    pub fn defaults(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// Stops background tasks; live sandboxes stay alive and the next start finds them again.
+    pub async fn shutdown(&self) {
+        self.shared.stop.send_replace(true);
+        // Kept: from now on nothing new begins.
+        match timeout(
+            SHUTDOWN_TIMEOUT,
+            Arc::clone(&self.shared.work).write_owned(),
+        )
+        .await
+        {
+            Ok(closed) => {
+                *self
+                    .shared
+                    .closed
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = Some(closed)
+            }
+            Err(_) => tracing::warn!(
+                "sandboxes are still being made or removed: the next start cleans up after them"
+            ),
+        }
+        self.shared.recorder.flush().await;
+    }
+
+    /// A session that can be used now.
+    pub(crate) async fn live(&self, who: &Principal, id: &SessionId) -> Result<Arc<Live>, Error> {
+        if let Some(live) = self.shared.find(who, id) {
+            return Ok(live);
+        }
+        match self.shared.store.session(id).await? {
+            Some(record) if who.may_use(&record.owner) => Err(Error::SessionOver {
+                id: id.clone(),
+                reason: record.reason,
+            }),
+            _ => Err(Error::SessionNotFound(id.clone())),
+        }
+    }
+
+    /// Whether a session, live or over, is the caller's to look at.
+    pub(crate) async fn owned(&self, who: &Principal, id: &SessionId) -> Result<(), Error> {
+        match self.live(who, id).await {
+            Ok(_) | Err(Error::SessionOver { .. }) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// A live session of the caller's.
+    fn find(&self, who: &Principal, id: &SessionId) -> Option<Arc<Live>> {
+        self.index()
+            .sessions
+            .get(id)
+            .filter(|live| who.may_use(&live.record.owner))
+            .cloned()
+    }
+
+    /// The newest active session of the caller's tenant that is what `spec` asks for.
+    pub(crate) fn find_tenant(&self, who: &Principal, spec: &SessionSpec) -> Option<Arc<Live>> {
+        let fits = |live: &&Arc<Live>| {
+            live.phase() == Phase::Active
+                && spec.id.as_ref().is_none_or(|id| *id == live.record.id)
+                // Somebody who asks for an isolation must not get a weaker one.
+                && spec.runtime.is_none_or(|runtime| runtime == live.record.runtime)
+                && spec.template == live.record.template
+        };
+        let key = (who.name().to_owned(), spec.tenant.clone());
+        self.index()
+            .tenants
+            .get(&key)?
+            .iter()
+            .rev()
+            .find(fits)
+            .cloned()
+    }
+
+    /// Held while a tenant's session is looked for and made, so that only one is.
+    pub(crate) fn tenant_lock(
+        &self,
+        who: &Principal,
+        tenant: &TenantId,
+    ) -> Arc<tokio::sync::Mutex<()>> {
+        let mut index = self.index();
+        if index.tenant_locks.len() > TENANT_LOCKS_KEPT {
+            index.tenant_locks.retain(|_, lock| lock.strong_count() > 0);
+        }
+        let held = index
+            .tenant_locks
+            .entry((who.name().to_owned(), tenant.clone()))
+            .or_default();
+        held.upgrade().unwrap_or_else(|| {
+            let lock = Arc::default();
+            *held = Arc::downgrade(&lock);
+            lock
+        })
+    }
+
+    /// Makes an active session findable by its tenant, gives it a deadline, and watches over its sandbox.
+    fn publish(self: &Arc<Self>, live: &Arc<Live>) {
+        {
+            let mut index = self.index();
+            let key = (live.record.owner.clone(), live.record.tenant.clone());
+            index.tenants.entry(key).or_default().push(Arc::clone(live));
+            if let Some(at) = live.ends_at(Instant::now()) {
+                index.schedule(live, at);
+            }
+            // Somebody ended it before it could be found: then it must not be.
+            if live.phase() != Phase::Active {
+                index.retire(live);
+            }
+        }
+        self.expiry.notify_one();
+        self.runtime
+            .spawn(destroy::watch_over(Arc::clone(self), Arc::clone(live)));
+    }
+
+    fn driver(&self, kind: k8e_model::RuntimeKind) -> Option<&Arc<dyn Driver>> {
+        self.drivers.iter().find(|driver| driver.kind() == kind)
+    }
+
+    fn probes(&self) -> MutexGuard<'_, Vec<Probe>> {
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Resolves at shutdown.
+    async fn stopped(&self) {
+        // The sender is in self: it cannot be gone.
+        self.stop.subscribe().wait_for(|stop| *stop).await.ok();
+    }
+}
+
+// === impl Index ===
+
+impl Index {
+    /// Has it looked at then.
+    fn schedule(&mut self, live: &Live, at: Instant) {
+        self.unschedule(live);
+        live.set_deadline(Some(at));
+        self.deadlines.insert((at, live.record.id.clone()));
+    }
+
+    fn unschedule(&mut self, live: &Live) {
+        if let Some(at) = live.set_deadline(None) {
+            self.deadlines.remove(&(at, live.record.id.clone()));
+        }
+    }
+
+    /// Nobody finds it by its tenant any more, and its time does not matter.
+    fn retire(&mut self, live: &Arc<Live>) {
+        self.unschedule(live);
+        let key = (live.record.owner.clone(), live.record.tenant.clone());
+        if let Some(of_tenant) = self.tenants.get_mut(&key) {
+            of_tenant.retain(|other| !Arc::ptr_eq(other, live));
+            if of_tenant.is_empty() {
+                self.tenants.remove(&key);
+            }
+        }
+    }
+}
+
+// === impl StopOnDrop ===
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stop.send_replace(true);
+    }
+}

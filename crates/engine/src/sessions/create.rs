@@ -1,0 +1,236 @@
+//! Making a session: admit, write down, launch, greet the guest, make it findable.
+//!
+//! The record is written before the sandbox is launched and names it, so a crash at any point
+//! leaves nothing that recovery cannot find. The work runs in a task of its own: a caller that
+//! goes away interrupts nothing, and what it no longer wants is removed again.
+
+use super::{Sessions, Shared};
+use crate::error::chain;
+use crate::live::Live;
+use crate::recorder::now_ms;
+use crate::{Error, SessionView};
+use k8e_driver::{Driver, Probe, SandboxSpec};
+use k8e_model::{Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec};
+use k8e_store::StoreError;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedRwLockReadGuard, oneshot};
+use tokio::time::timeout;
+
+/// A fresh guest answers in a millisecond; on a machine under load in a second.
+pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A session that somebody must keep: dropped, it is destroyed.
+pub(crate) struct Owned {
+    shared: Arc<Shared>,
+    live: Option<Arc<Live>>,
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Makes a session.
+    ///
+    /// Flow: admit → record as creating → launch → greet → record as active.
+    /// Guarantees: on failure, or when the returned future is dropped, no sandbox and no live session are left.
+    pub async fn create(&self, who: &Principal, spec: SessionSpec) -> Result<SessionView, Error> {
+        let live = self.make(who, spec).await?.keep();
+        Ok(self.view(&live))
+    }
+
+    /// Makes a session that is destroyed again unless it is kept.
+    pub(crate) async fn make(&self, who: &Principal, spec: SessionSpec) -> Result<Owned, Error> {
+        let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
+            return Err(Error::Stopping);
+        };
+        let named = spec.id.is_some();
+        let (owned, driver) = self.shared.admit(who, spec)?;
+        let (done, made) = oneshot::channel();
+        self.shared.runtime.spawn(async move {
+            // Nobody there to take it: it comes back, is dropped, and so destroyed.
+            done.send(build(owned, driver, named, work).await).ok();
+        });
+        made.await.unwrap_or(Err(Error::Stopping))
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Decides whether and where, and takes the place. Nothing is made yet.
+    fn admit(
+        self: &Arc<Self>,
+        who: &Principal,
+        spec: SessionSpec,
+    ) -> Result<(Owned, Arc<dyn Driver>), Error> {
+        let driver = self.choose(spec.runtime)?;
+        let max = self.config.sessions_max;
+        let now = now_ms();
+        let record = Session {
+            id: spec.id.unwrap_or_else(SessionId::random),
+            owner: who.name().to_owned(),
+            tenant: spec.tenant,
+            phase: Phase::Creating,
+            reason: String::new(),
+            runtime: driver.kind(),
+            sandbox: SandboxId::random(),
+            template: spec.template,
+            env: spec.env,
+            labels: spec.labels,
+            limits: spec.limits,
+            lifetime: spec.lifetime,
+            created_at: now,
+            last_used: now,
+        };
+        let live = Arc::new(Live::new(record));
+        let mut index = self.index();
+        if index.sessions.contains_key(&live.record.id) {
+            return Err(Error::SessionExists(live.record.id.clone()));
+        }
+        if index.sessions.len() >= max {
+            return Err(Error::SessionsFull { max });
+        }
+        index
+            .sessions
+            .insert(live.record.id.clone(), Arc::clone(&live));
+        drop(index);
+        Ok((
+            Owned {
+                shared: Arc::clone(self),
+                live: Some(live),
+            },
+            driver,
+        ))
+    }
+
+    /// The driver that was asked for, or the first that works here.
+    fn choose(&self, asked: Option<RuntimeKind>) -> Result<Arc<dyn Driver>, Error> {
+        let probes = self.probes();
+        let mut candidates = self.drivers.iter().zip(probes.iter());
+        let Some(kind) = asked else {
+            let usable = candidates.find(|(_, probe)| matches!(probe, Probe::Usable { .. }));
+            return usable.map(|(driver, _)| Arc::clone(driver)).ok_or_else(|| {
+                Error::Runtime("no runtime works on this machine: `k8e sandbox status` says what each one lacks".to_owned())
+            });
+        };
+        match candidates.find(|(driver, _)| driver.kind() == kind) {
+            Some((driver, Probe::Usable { .. })) => Ok(Arc::clone(driver)),
+            Some((_, Probe::Unusable { reason })) => Err(Error::Runtime(format!(
+                "runtime {kind} does not work on this machine: {reason}"
+            ))),
+            None => {
+                let there: Vec<_> = self
+                    .drivers
+                    .iter()
+                    .map(|driver| driver.kind().as_str())
+                    .collect();
+                let there = if there.is_empty() {
+                    "none".to_owned()
+                } else {
+                    there.join(", ")
+                };
+                Err(Error::Runtime(format!(
+                    "this server has no runtime {kind}: choose one of: {there}"
+                )))
+            }
+        }
+    }
+}
+
+// === impl Owned ===
+
+impl Owned {
+    pub(crate) fn live(&self) -> &Arc<Live> {
+        self.live
+            .as_ref()
+            .expect("it is taken only by keep, which consumes")
+    }
+
+    /// It stays.
+    pub(crate) fn keep(mut self) -> Arc<Live> {
+        self.live.take().expect("it is taken only here, once")
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if let Some(live) = self.live.take() {
+            self.shared.end(
+                &live,
+                "destroyed",
+                "it was made for one call, and that is over",
+            );
+        }
+    }
+}
+
+/// Does the work; on failure takes everything back and records why.
+async fn build(
+    owned: Owned,
+    driver: Arc<dyn Driver>,
+    named: bool,
+    work: OwnedRwLockReadGuard<()>,
+) -> Result<Owned, Error> {
+    let shared = Arc::clone(&owned.shared);
+    let built = steps(&shared, owned.live(), driver, named).await;
+    drop(work);
+    let Err(error) = built else {
+        return Ok(owned);
+    };
+    let live = owned.keep();
+    shared.end(&live, "create_failed", &error.to_string());
+    match live.ended().await {
+        Ok(()) => Err(error),
+        Err(cleanup) => Err(Error::Destroy(format!("{error}; {cleanup}"))),
+    }
+}
+
+async fn steps(
+    shared: &Arc<Shared>,
+    live: &Arc<Live>,
+    driver: Arc<dyn Driver>,
+    named: bool,
+) -> Result<(), Error> {
+    let record = &live.record;
+    if named {
+        // It may replace a record of the same name, whose last events must not become this one's first.
+        shared.recorder.flush().await;
+    }
+    shared.store.insert_session(record).await.map_err(|e| {
+        if matches!(e, StoreError::Exists(_)) {
+            Error::SessionExists(record.id.clone())
+        } else {
+            e.into()
+        }
+    })?;
+    let spec = SandboxSpec {
+        id: record.sandbox.clone(),
+        template: record.template.clone(),
+        limits: record.limits,
+        hostname: record.id.to_string(),
+    };
+    let sandbox: Arc<dyn k8e_driver::Sandbox> =
+        driver.launch(&spec).await.map_err(Error::Launch)?.into();
+    live.set_sandbox(Arc::clone(&sandbox));
+    match timeout(HELLO_TIMEOUT, sandbox.guest().hello()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => return Err(Error::Hello(chain(&e))),
+        Err(_) => return Err(Error::Hello(format!("nothing came for {HELLO_TIMEOUT:?}"))),
+    }
+    shared
+        .store
+        .set_phase(&record.id, Phase::Active, "", now_ms())
+        .await?;
+    if !live.activate() {
+        return Err(live.gone());
+    }
+    let (tenant, runtime) = (record.tenant.as_str(), record.runtime.as_str());
+    shared.recorder.event(
+        &record.id,
+        "created",
+        json!({ "tenant": tenant, "runtime": runtime }),
+    );
+    shared.publish(live);
+    Ok(())
+}

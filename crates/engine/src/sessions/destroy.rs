@@ -1,0 +1,126 @@
+//! Ending a session, whoever wants it: its owner, its lifetime, or the death of its sandbox.
+
+use super::{Sessions, Shared};
+use crate::Error;
+use crate::error::chain;
+use crate::live::{Live, left_active};
+use crate::recorder::now_ms;
+use k8e_driver::DriverError;
+use k8e_model::{Phase, Principal, SessionId};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// Pauses between attempts to remove a sandbox: a busy mount is free a moment later.
+const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Destroys a session. Commands under way in it end; a second caller waits for the same end.
+    pub async fn destroy(&self, who: &Principal, id: &SessionId) -> Result<(), Error> {
+        let live = self
+            .shared
+            .find(who, id)
+            .ok_or_else(|| Error::SessionNotFound(id.clone()))?;
+        let mut phases = live.phases();
+        // One that is being made is first made: nothing else knows how far its launch is.
+        phases.wait_for(|phase| *phase > Phase::Creating).await.ok();
+        self.shared
+            .end(&live, "destroyed", "its owner destroyed it");
+        live.ended().await
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Begins the end of a session, once; the rest happens by itself and [`Live::ended`] waits for it.
+    pub(crate) fn end(self: &Arc<Self>, live: &Arc<Live>, event: &'static str, reason: &str) {
+        if !live.begin_end(reason) {
+            return;
+        }
+        self.index().retire(live);
+        let (shared, live, reason) = (Arc::clone(self), Arc::clone(live), reason.to_owned());
+        self.runtime
+            .spawn(async move { shared.finish_end(&live, event, reason).await });
+    }
+
+    async fn finish_end(
+        self: Arc<Self>,
+        live: &Arc<Live>,
+        event: &'static str,
+        mut reason: String,
+    ) {
+        // While the server stops nothing new begins: recovery ends what is recorded as not over.
+        let Ok(_work) = Arc::clone(&self.work).try_read_owned() else {
+            live.finish_end(Some("the server is stopping".to_owned()));
+            return;
+        };
+        let id = &live.record.id;
+        self.record_phase(id, Phase::Terminating, &reason).await;
+        let failure = remove(live).await.err().map(|e| chain(&e));
+        if let Some(failure) = &failure {
+            tracing::error!(session = %id, sandbox = %live.record.sandbox, failure, "removing a sandbox failed");
+            reason = format!(
+                "{reason}; removing its sandbox failed, the next start of the server tries again: {failure}"
+            );
+        }
+        self.record_phase(id, Phase::Ended, &reason).await;
+        self.recorder.event(id, event, json!({ "reason": reason }));
+        self.store.close_transcript(id);
+        {
+            let mut index = self.index();
+            if index
+                .sessions
+                .get(id)
+                .is_some_and(|other| Arc::ptr_eq(other, live))
+            {
+                index.sessions.remove(id);
+            }
+        }
+        live.finish_end(failure);
+    }
+
+    /// A phase that cannot be written is not lost: recovery ends every record without a live sandbox.
+    async fn record_phase(&self, id: &SessionId, phase: Phase, reason: &str) {
+        if let Err(e) = self.store.set_phase(id, phase, reason, now_ms()).await {
+            tracing::warn!(session = %id, phase = phase.as_str(), error = chain(&e), "a phase cannot be written");
+        }
+    }
+}
+
+async fn remove(live: &Live) -> Result<(), DriverError> {
+    let Some(sandbox) = live.sandbox() else {
+        return Ok(());
+    };
+    for pause in RETRY_PAUSES {
+        if sandbox.destroy().await.is_ok() {
+            return Ok(());
+        }
+        sleep(pause).await;
+    }
+    sandbox.destroy().await
+}
+
+/// Ends the session when its sandbox dies by itself.
+pub(super) async fn watch_over(shared: Arc<Shared>, live: Arc<Live>) {
+    let Some(sandbox) = live.sandbox() else {
+        return;
+    };
+    let mut phases = live.phases();
+    tokio::select! {
+        () = sandbox.died() => {}
+        () = left_active(&mut phases) => return,
+        () = shared.stopped() => return,
+    }
+    let reason = match live.limit_events().oom_kills {
+        0 => "the sandbox died".to_owned(),
+        kills => format!(
+            "the sandbox died after {kills} of its processes were killed for memory: its limit is {} MiB, ask for more",
+            live.record.limits.memory_bytes >> 20
+        ),
+    };
+    shared.end(&live, "died", &reason);
+}

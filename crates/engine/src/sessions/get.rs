@@ -1,0 +1,186 @@
+//! Looking at sessions and at the server.
+
+use super::Sessions;
+use crate::Error;
+use crate::live::Live;
+use k8e_driver::Probe;
+use k8e_model::{
+    LimitEvents, Limits, Phase, Principal, RuntimeKind, Session, SessionId, TenantId, UnixMillis,
+};
+use k8e_store::SessionQuery;
+use std::collections::HashSet;
+
+/// A session, as it is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionView {
+    /// Its record, as it is now.
+    pub session: Session,
+    /// When it ends if nobody uses it from now on; none is never.
+    pub expires_at: Option<UnixMillis>,
+    /// How often its limits were hit.
+    pub limit_events: LimitEvents,
+    /// What it can reach, as a sentence.
+    pub network: String,
+}
+
+/// Which sessions to list; none is any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListFilter {
+    /// In this phase.
+    pub phase: Option<Phase>,
+    /// Of this tenant.
+    pub tenant: Option<TenantId>,
+}
+
+/// The server, as it is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerStatus {
+    /// Of this build.
+    pub version: &'static str,
+    /// In the order of preference.
+    pub runtimes: Vec<RuntimeStatus>,
+    /// What a session gets that does not say.
+    pub default_runtime: Option<RuntimeKind>,
+    /// Of a session that does not say.
+    pub limits: Limits,
+    /// Sessions that are not over.
+    pub active: usize,
+    /// How many may be.
+    pub max: usize,
+    /// What sandboxes can reach, as a sentence.
+    pub network: String,
+    /// When this server started.
+    pub started_at: UnixMillis,
+}
+
+/// A runtime, as it is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeStatus {
+    /// Which.
+    pub kind: RuntimeKind,
+    /// Whether it works here.
+    pub usable: bool,
+    /// Why not, or what is weaker than it could be here; may be empty.
+    pub reason: String,
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// The server, its runtimes, limits and load. Asks the drivers anew.
+    pub fn status(&self) -> ServerStatus {
+        let shared = &self.shared;
+        let probes: Vec<Probe> = shared.drivers.iter().map(|driver| driver.probe()).collect();
+        let runtimes: Vec<_> = shared
+            .drivers
+            .iter()
+            .zip(&probes)
+            .map(|(d, probe)| runtime(d.kind(), probe))
+            .collect();
+        *shared.probes() = probes;
+        ServerStatus {
+            version: env!("CARGO_PKG_VERSION"),
+            default_runtime: runtimes
+                .iter()
+                .find(|runtime| runtime.usable)
+                .map(|runtime| runtime.kind),
+            runtimes,
+            limits: shared.config.limits,
+            active: shared.index().sessions.len(),
+            max: shared.config.sessions_max,
+            network: shared.config.network.clone(),
+            started_at: shared.started_at,
+        }
+    }
+
+    /// A session, also for a while after it ended.
+    pub async fn get(&self, who: &Principal, id: &SessionId) -> Result<SessionView, Error> {
+        if let Some(live) = self.shared.find(who, id) {
+            return Ok(self.view(&live));
+        }
+        match self.shared.store.session(id).await? {
+            Some(record) if who.may_use(&record.owner) => Ok(self.view_ended(record)),
+            _ => Err(Error::SessionNotFound(id.clone())),
+        }
+    }
+
+    /// The caller's sessions, the newest first.
+    pub async fn list(
+        &self,
+        who: &Principal,
+        filter: ListFilter,
+    ) -> Result<Vec<SessionView>, Error> {
+        let wanted = |session: &Session| {
+            who.may_use(&session.owner)
+                && filter.phase.is_none_or(|phase| phase == session.phase)
+                && filter
+                    .tenant
+                    .as_ref()
+                    .is_none_or(|tenant| *tenant == session.tenant)
+        };
+        // Memory first: one that ends meanwhile is then seen twice rather than not at all.
+        let live: Vec<_> = self.shared.index().sessions.values().cloned().collect();
+        let mut views: Vec<_> = live
+            .iter()
+            .filter(|live| wanted(&live.snapshot()))
+            .map(|live| self.view(live))
+            .collect();
+        if filter.phase.is_none_or(|phase| phase == Phase::Ended) {
+            // Nobody is called "": who may use that one's may use everybody's.
+            let owner = (!who.may_use("")).then(|| who.name().to_owned());
+            let query = SessionQuery {
+                owner,
+                tenant: filter.tenant.clone(),
+                phase: Some(Phase::Ended),
+            };
+            let seen: HashSet<_> = live.iter().map(|live| &live.record.id).collect();
+            let ended = self.shared.store.sessions(&query).await?.into_iter();
+            let unseen = ended.filter(|record| wanted(record) && !seen.contains(&record.id));
+            views.extend(unseen.map(|record| self.view_ended(record)));
+        }
+        views.sort_by(|a, b| {
+            (b.session.created_at, &a.session.id).cmp(&(a.session.created_at, &b.session.id))
+        });
+        Ok(views)
+    }
+
+    pub(crate) fn view(&self, live: &Live) -> SessionView {
+        let session = live.snapshot();
+        SessionView {
+            expires_at: session
+                .lifetime
+                .ends_at_ms(session.created_at, session.last_used),
+            limit_events: live.limit_events(),
+            network: self.shared.config.network.clone(),
+            session,
+        }
+    }
+
+    /// A record without a live session is of one that is over, whatever could be written at its end.
+    fn view_ended(&self, record: Session) -> SessionView {
+        SessionView {
+            expires_at: None,
+            limit_events: LimitEvents::default(),
+            network: self.shared.config.network.clone(),
+            session: Session {
+                phase: Phase::Ended,
+                ..record
+            },
+        }
+    }
+}
+
+fn runtime(kind: RuntimeKind, probe: &Probe) -> RuntimeStatus {
+    match probe {
+        Probe::Usable { weaker } => RuntimeStatus {
+            kind,
+            usable: true,
+            reason: weaker.join("; "),
+        },
+        Probe::Unusable { reason } => RuntimeStatus {
+            kind,
+            usable: false,
+            reason: reason.clone(),
+        },
+    }
+}

@@ -1,0 +1,115 @@
+//! Sessions that end by themselves. The clock is moved by hand while nothing else goes on.
+
+use super::*;
+use k8e_model::Lifetime;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+    // Let the expiry task see it.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+async fn with(server: &Server, id: &str, ttl: Option<Duration>, idle: Option<Duration>) {
+    let spec = SessionSpec {
+        lifetime: Lifetime { ttl, idle },
+        ..spec(id)
+    };
+    server.sessions.create(&me(), spec).await.unwrap();
+}
+
+async fn phase(server: &Server, id: &str) -> Phase {
+    server
+        .sessions
+        .get(&me(), &sid(id))
+        .await
+        .unwrap()
+        .session
+        .phase
+}
+
+#[tokio::test]
+async fn a_session_ends_when_its_time_is_over() {
+    let server = Server::start().await;
+    with(&server, "a", Some(MINUTE), None).await;
+    with(&server, "b", None, None).await;
+    pass(Duration::from_secs(50)).await;
+    assert_eq!(phase(&server, "a").await, Phase::Active);
+    pass(Duration::from_secs(11)).await;
+    assert_eq!(server.ended("a").await, "its time of 60s was over");
+    assert_eq!(server.kinds("a").await, ["created", "expired"]);
+    pass(1000 * MINUTE).await;
+    assert_eq!(phase(&server, "b").await, Phase::Active);
+}
+
+#[tokio::test]
+async fn use_keeps_a_session_alive() {
+    let server = Server::start().await;
+    with(&server, "a", None, Some(MINUTE)).await;
+    for _ in 0..3 {
+        pass(Duration::from_secs(40)).await;
+        server.run("a", "true").await.unwrap();
+    }
+    pass(Duration::from_secs(61)).await;
+    assert_eq!(server.ended("a").await, "nobody used it for 60s");
+    server.no_sandbox().await;
+}
+
+#[tokio::test]
+async fn a_run_under_way_is_use() {
+    let server = Server::start().await;
+    with(&server, "a", None, Some(MINUTE)).await;
+    let mut command = sh("sleep 600");
+    command.timeout = None;
+    let request = RunRequest {
+        target: RunTarget::Existing(sid("a")),
+        command,
+    };
+    let run = server.sessions.run(&me(), request).await.unwrap();
+    pass(10 * MINUTE).await;
+    assert_eq!(phase(&server, "a").await, Phase::Active);
+    drop(run);
+    pass(Duration::from_secs(50)).await;
+    assert_eq!(phase(&server, "a").await, Phase::Active);
+    pass(MINUTE * 2).await;
+    assert_eq!(server.ended("a").await, "nobody used it for 60s");
+}
+
+#[tokio::test]
+async fn a_later_session_with_an_earlier_end_goes_first() {
+    let server = Server::start().await;
+    with(&server, "late", Some(100 * MINUTE), None).await;
+    with(&server, "early", Some(MINUTE), None).await;
+    pass(2 * MINUTE).await;
+    server.ended("early").await;
+    assert_eq!(phase(&server, "late").await, Phase::Active);
+}
+
+#[tokio::test]
+async fn old_records_are_removed() {
+    let config = Config {
+        ended_kept: Duration::ZERO,
+        ..Config::default()
+    };
+    let server = Server::with(config, FakeDriver::new()).await;
+    server.create("a").await;
+    server.run("a", "echo hi").await.unwrap();
+    server.sessions.destroy(&me(), &sid("a")).await.unwrap();
+    let page = server
+        .sessions
+        .transcript(&me(), &sid("a"), 0, 0)
+        .await
+        .unwrap();
+    assert_eq!(page.output, b"hi\n");
+    pass(Duration::from_secs(2)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    refused(
+        server.sessions.get(&me(), &sid("a")).await,
+        Code::NotFound,
+        "session a not found",
+    );
+    assert!(!server.dir.path().join("transcripts/a").exists());
+}

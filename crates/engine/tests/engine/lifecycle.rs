@@ -1,0 +1,452 @@
+//! Making, looking at and destroying sessions; who may; how many.
+
+use super::*;
+use k8e_driver::Probe;
+use k8e_engine::ListFilter;
+use k8e_model::RuntimeKind;
+
+#[tokio::test]
+async fn a_session_lives_and_is_destroyed() {
+    let server = Server::start().await;
+    let view = server.create("a").await;
+    assert_eq!(
+        (view.session.phase, view.session.owner.as_str()),
+        (Phase::Active, "cert:me")
+    );
+    assert!(view.expires_at.is_some());
+    assert_eq!(
+        server
+            .sessions
+            .get(&me(), &sid("a"))
+            .await
+            .unwrap()
+            .session
+            .phase,
+        Phase::Active
+    );
+    assert_eq!(server.sessions.status().active, 1);
+
+    server.sessions.destroy(&me(), &sid("a")).await.unwrap();
+    let ended = server.sessions.get(&me(), &sid("a")).await.unwrap().session;
+    assert_eq!(
+        (ended.phase, ended.reason.as_str()),
+        (Phase::Ended, "its owner destroyed it")
+    );
+    assert!(server.driver.sandboxes().is_empty());
+    assert_eq!(server.sessions.status().active, 0);
+    refused(
+        server.sessions.destroy(&me(), &sid("a")).await,
+        Code::NotFound,
+        "session a not found",
+    );
+    refused(
+        server.run("a", "true").await,
+        Code::NotFound,
+        "it ended (its owner destroyed it)",
+    );
+    assert_eq!(server.kinds("a").await, ["created", "destroyed"]);
+}
+
+#[tokio::test]
+async fn what_is_not_yours_does_not_exist() {
+    let server = Server::start().await;
+    server.create("mine").await;
+    for id in ["mine", "none"] {
+        let expected = format!("session {id} not found");
+        let (who, id) = (&other(), &sid(id));
+        let sessions = &server.sessions;
+        let path = k8e_model::GuestPath::parse(b"x").unwrap();
+        let run = RunRequest {
+            target: RunTarget::Existing(id.clone()),
+            command: sh("true"),
+        };
+        for error in [
+            sessions.get(who, id).await.unwrap_err(),
+            sessions.destroy(who, id).await.unwrap_err(),
+            sessions.run(who, run).await.err().unwrap(),
+            sessions.stat(who, id, &path).await.unwrap_err(),
+            sessions.processes(who, id).await.unwrap_err(),
+            sessions.transcript(who, id, 0, 0).await.unwrap_err(),
+            sessions.events(who, id, 0, 0).await.unwrap_err(),
+        ] {
+            assert_eq!(
+                (error.code(), error.to_string()),
+                (Code::NotFound, expected.clone())
+            );
+        }
+    }
+    assert!(
+        server
+            .sessions
+            .list(&other(), ListFilter::default())
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    // The operator of the machine sees everything.
+    assert!(
+        server
+            .sessions
+            .get(&Principal::local(), &sid("mine"))
+            .await
+            .is_ok()
+    );
+    server.sessions.destroy(&me(), &sid("mine")).await.unwrap();
+    refused(
+        server.sessions.get(&other(), &sid("mine")).await,
+        Code::NotFound,
+        "session mine not found",
+    );
+    assert!(
+        server
+            .sessions
+            .list(&other(), ListFilter::default())
+            .await
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn sessions_are_listed_by_phase_and_tenant() {
+    let server = Server::start().await;
+    server.create("a").await;
+    server.create("b").await;
+    let tenant = SessionSpec {
+        tenant: "t".parse().unwrap(),
+        ..spec("c")
+    };
+    server.sessions.create(&me(), tenant).await.unwrap();
+    server.sessions.destroy(&me(), &sid("a")).await.unwrap();
+    let ids = async |filter: ListFilter| {
+        let views = server.sessions.list(&me(), filter).await.unwrap();
+        let mut ids: Vec<_> = views
+            .into_iter()
+            .map(|view| view.session.id.to_string())
+            .collect();
+        ids.sort();
+        ids
+    };
+    assert_eq!(ids(ListFilter::default()).await, ["a", "b", "c"]);
+    assert_eq!(
+        ids(ListFilter {
+            phase: Some(Phase::Active),
+            tenant: None
+        })
+        .await,
+        ["b", "c"]
+    );
+    assert_eq!(
+        ids(ListFilter {
+            phase: Some(Phase::Ended),
+            tenant: None
+        })
+        .await,
+        ["a"]
+    );
+    assert_eq!(
+        ids(ListFilter {
+            phase: None,
+            tenant: Some("t".parse().unwrap())
+        })
+        .await,
+        ["c"]
+    );
+}
+
+#[tokio::test]
+async fn an_id_is_taken_until_its_session_is_over() {
+    let server = Server::start().await;
+    server.create("a").await;
+    server.run("a", "echo first").await.unwrap();
+    refused(
+        server.sessions.create(&me(), spec("a")).await,
+        Code::Exists,
+        "session a exists already",
+    );
+    refused(
+        server.sessions.create(&other(), spec("a")).await,
+        Code::Exists,
+        "session a exists already",
+    );
+    server.sessions.destroy(&me(), &sid("a")).await.unwrap();
+    server.create("a").await;
+    assert_eq!(
+        server.kinds("a").await,
+        ["created"],
+        "the history of the first is not the second's"
+    );
+    assert!(
+        server
+            .sessions
+            .transcript(&me(), &sid("a"), 0, 0)
+            .await
+            .unwrap()
+            .output
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn a_full_server_says_so() {
+    let server = Server::with(
+        Config {
+            sessions_max: 2,
+            ..Config::default()
+        },
+        FakeDriver::new(),
+    )
+    .await;
+    server.create("a").await;
+    server.create("b").await;
+    refused(
+        server.sessions.create(&me(), spec("c")).await,
+        Code::Exhausted,
+        "raise --max-sessions",
+    );
+    server.sessions.destroy(&me(), &sid("a")).await.unwrap();
+    server.create("c").await;
+}
+
+#[tokio::test]
+async fn many_creations_at_once_stay_within_the_bound() {
+    let server = Server::with(
+        Config {
+            sessions_max: 5,
+            ..Config::default()
+        },
+        FakeDriver::new(),
+    )
+    .await;
+    let spec = SessionSpec::default;
+    let attempts = (0..20).map(|_| async { server.sessions.create(&me(), spec()).await });
+    let made = futures::future::join_all(attempts)
+        .await
+        .into_iter()
+        .filter(Result::is_ok)
+        .count();
+    assert_eq!((made, server.driver.sandboxes().len()), (5, 5));
+}
+
+#[tokio::test]
+async fn a_runtime_must_be_there_and_work() {
+    let server = Server::start().await;
+    let with = |runtime| SessionSpec {
+        runtime: Some(runtime),
+        ..SessionSpec::default()
+    };
+    refused(
+        server
+            .sessions
+            .create(&me(), with(RuntimeKind::Gvisor))
+            .await,
+        Code::Unsupported,
+        "choose one of: native",
+    );
+    server.driver.set_probe(Probe::Unusable {
+        reason: "no cgroups: mount them".to_owned(),
+    });
+    let status = server.sessions.status();
+    assert_eq!(
+        (status.runtimes[0].usable, status.default_runtime),
+        (false, None)
+    );
+    refused(
+        server
+            .sessions
+            .create(&me(), with(RuntimeKind::Native))
+            .await,
+        Code::Unsupported,
+        "mount them",
+    );
+    refused(
+        server.sessions.create(&me(), SessionSpec::default()).await,
+        Code::Unsupported,
+        "sandbox status",
+    );
+    server.driver.set_probe(Probe::Usable {
+        weaker: vec!["weak".to_owned()],
+    });
+    assert_eq!(server.sessions.status().runtimes[0].reason, "weak");
+    server.create("a").await;
+}
+
+#[tokio::test]
+async fn the_first_runtime_that_works_is_the_default() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).await.unwrap();
+    let (first, second) = (FakeDriver::of_kind(RuntimeKind::Gvisor), FakeDriver::new());
+    first.set_probe(Probe::Unusable {
+        reason: "no runsc".to_owned(),
+    });
+    let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(first.clone()), Arc::new(second)];
+    let sessions = Sessions::start(Config::default(), store, drivers)
+        .await
+        .unwrap();
+    assert_eq!(sessions.status().default_runtime, Some(RuntimeKind::Native));
+    let view = sessions
+        .create(&me(), SessionSpec::default())
+        .await
+        .unwrap();
+    assert_eq!(view.session.runtime, RuntimeKind::Native);
+}
+
+#[tokio::test]
+async fn a_failed_launch_leaves_nothing_but_its_reason() {
+    let server = Server::start().await;
+    server
+        .driver
+        .fail_next_launch("no user namespaces: enable them");
+    let failed = server.sessions.create(&me(), spec("a")).await;
+    refused(
+        failed,
+        Code::Unsupported,
+        "the sandbox could not be made: no user namespaces: enable them",
+    );
+    assert!(server.driver.sandboxes().is_empty());
+    assert_eq!(server.sessions.status().active, 0);
+    let ended = server.sessions.get(&me(), &sid("a")).await.unwrap().session;
+    assert_eq!(ended.phase, Phase::Ended);
+    assert!(ended.reason.contains("enable them"), "{}", ended.reason);
+    assert_eq!(server.kinds("a").await, ["create_failed"]);
+    server.create("a").await;
+}
+
+#[tokio::test]
+async fn a_dropped_creation_leaves_nothing() {
+    let server = Server::start().await;
+    server.driver.set_launch_delay(Duration::from_millis(50));
+    for wait_ms in [0, 10, 45, 50, 55, 60] {
+        let who = me();
+        let create = server.sessions.create(&who, SessionSpec::default());
+        tokio::time::timeout(Duration::from_millis(wait_ms), create)
+            .await
+            .ok();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        for view in server
+            .sessions
+            .list(
+                &me(),
+                ListFilter {
+                    phase: Some(Phase::Active),
+                    tenant: None,
+                },
+            )
+            .await
+            .unwrap()
+        {
+            // It was quicker than the timeout: then it is the caller's.
+            server
+                .sessions
+                .destroy(&me(), &view.session.id)
+                .await
+                .unwrap();
+        }
+        server.no_sandbox().await;
+    }
+    assert!(server.driver.launched() >= 5);
+}
+
+#[tokio::test]
+async fn many_destroy_at_once_and_one_does_it() {
+    let server = Server::start().await;
+    server.create("a").await;
+    let id = sid("a");
+    let attempts = (0..10).map(|_| async { server.sessions.destroy(&me(), &id).await });
+    for result in futures::future::join_all(attempts).await {
+        if let Err(error) = result {
+            assert_eq!(error.code(), Code::NotFound, "{error}");
+        }
+    }
+    assert!(server.driver.sandboxes().is_empty());
+    assert_eq!(server.kinds("a").await, ["created", "destroyed"]);
+}
+
+#[tokio::test]
+async fn destroying_one_that_is_being_made_waits_for_it() {
+    let server = Server::start().await;
+    server.driver.set_launch_delay(Duration::from_millis(50));
+    let id = sid("a");
+    let who = me();
+    let create = server.sessions.create(&who, spec("a"));
+    let destroy = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        refused(
+            server.run("a", "true").await,
+            Code::Precondition,
+            "still being made",
+        );
+        server.sessions.destroy(&me(), &id).await
+    };
+    let (_, destroyed) = tokio::join!(create, destroy);
+    destroyed.unwrap();
+    assert!(server.driver.sandboxes().is_empty());
+}
+
+#[tokio::test]
+async fn a_busy_sandbox_is_removed_at_the_next_attempt() {
+    let server = Server::start().await;
+    server.create("a").await;
+    server.driver.fail_destroys(1);
+    server.sessions.destroy(&me(), &sid("a")).await.unwrap();
+    assert!(server.driver.sandboxes().is_empty());
+}
+
+#[tokio::test]
+async fn a_sandbox_that_cannot_be_removed_is_told_and_swept_later() {
+    let server = Server::start().await;
+    server.create("a").await;
+    server.driver.fail_destroys(3);
+    refused(
+        server.sessions.destroy(&me(), &sid("a")).await,
+        Code::Internal,
+        "the mount is busy",
+    );
+    assert!(
+        server
+            .ended("a")
+            .await
+            .contains("removing its sandbox failed")
+    );
+    let server = server.restart().await;
+    assert!(server.driver.sandboxes().is_empty());
+}
+
+#[tokio::test]
+async fn a_dead_sandbox_ends_its_session() {
+    let server = Server::start().await;
+    let view = server.create("a").await;
+    server.driver.kill(&view.session.sandbox);
+    assert_eq!(server.ended("a").await, "the sandbox died");
+    server.no_sandbox().await;
+
+    let view = server.create("b").await;
+    server.driver.set_limit_events(
+        &view.session.sandbox,
+        k8e_model::LimitEvents {
+            oom_kills: 2,
+            pids_refused: 0,
+        },
+    );
+    server.driver.kill(&view.session.sandbox);
+    assert!(
+        server
+            .ended("b")
+            .await
+            .contains("its limit is 512 MiB, ask for more")
+    );
+    assert_eq!(server.kinds("b").await, ["created", "died"]);
+}
+
+#[tokio::test]
+async fn a_stopping_server_begins_nothing() {
+    let server = Server::start().await;
+    server.create("a").await;
+    server.sessions.shutdown().await;
+    refused(
+        server.sessions.create(&me(), spec("b")).await,
+        Code::Unavailable,
+        "the server is stopping",
+    );
+    assert_eq!(server.driver.sandboxes().len(), 1, "live sandboxes stay");
+}

@@ -1,0 +1,79 @@
+//! Why the doors could not be opened or served.
+
+use k8e_model::Code;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Why the doors could not be opened or served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The socket could not be made.
+    #[error("cannot {operation} the socket {}", path.display())]
+    Socket {
+        /// What was done.
+        operation: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The address that was asked for is not to be had.
+    #[error("cannot listen on {address}: choose another address with --listen, or --listen none")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A certificate file could not be read or written.
+    #[error("cannot {operation} {}", path.display())]
+    CertificateFile {
+        /// What was done.
+        operation: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A certificate could not be made or read.
+    #[error("cannot {operation} in {}: {cause}; move the directory away to start with a new authority", dir.display())]
+    Certificate {
+        /// What was done.
+        operation: &'static str,
+        /// Where.
+        dir: PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
+    /// The TLS library refused our own certificates.
+    #[error("cannot use the server's certificate")]
+    Tls(#[source] tonic::transport::Error),
+    /// Our own description of the service is broken.
+    #[error("cannot describe the service")]
+    Reflection(#[source] tonic_reflection::server::Error),
+    /// Serving failed.
+    #[error("cannot serve")]
+    Serve(#[source] tonic::transport::Error),
+}
+
+// === impl Error ===
+
+impl Error {
+    /// What it means to whoever starts the server.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Listen { .. } => Code::Precondition,
+            Self::Socket { .. }
+            | Self::CertificateFile { .. }
+            | Self::Certificate { .. }
+            | Self::Tls(_)
+            | Self::Reflection(_)
+            | Self::Serve(_) => Code::Internal,
+        }
+    }
+}

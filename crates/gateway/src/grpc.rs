@@ -1,0 +1,221 @@
+//! `k8e.v1.Sandboxes` over the engine: parse, call, render.
+
+mod files;
+mod history;
+mod run;
+mod sessions;
+
+use crate::Error;
+use crate::auth::principal;
+use futures::stream::BoxStream;
+use k8e_api::REQUEST_BYTES_MAX;
+use k8e_api::status::to_status;
+use k8e_api::v1;
+use k8e_api::v1::sandboxes_server::{Sandboxes, SandboxesServer};
+use k8e_engine::Sessions;
+use k8e_model::Code;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status, Streaming};
+
+/// What both doors serve.
+pub(crate) type Services = Routes;
+
+type Answer<T> = Result<Response<T>, Status>;
+type Answers<T> = BoxStream<'static, Result<T, Status>>;
+
+/// Our service, and gRPC's own for health and for description.
+pub(crate) async fn services(sessions: Sessions) -> Result<Services, Error> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<SandboxesServer<Service>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(Error::Reflection)?;
+    let sandboxes =
+        SandboxesServer::new(Service { sessions }).max_decoding_message_size(REQUEST_BYTES_MAX);
+    Ok(Routes::new(sandboxes)
+        .add_service(health_service)
+        .add_service(reflection))
+}
+
+/// The service: a handle of the engine.
+struct Service {
+    sessions: Sessions,
+}
+
+// === impl Service ===
+
+#[tonic::async_trait]
+impl Sandboxes for Service {
+    type RunStream = Answers<v1::RunEvent>;
+    type ReadFileStream = Answers<v1::ReadFileResponse>;
+    type ListFilesStream = Answers<v1::ListFilesResponse>;
+
+    async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
+        principal(&request)?;
+        Ok(Response::new(sessions::status(&self.sessions)))
+    }
+
+    async fn create_session(
+        &self,
+        request: Request<v1::CreateSessionRequest>,
+    ) -> Answer<v1::Session> {
+        let who = principal(&request)?;
+        sessions::create(&self.sessions, &who, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn get_session(&self, request: Request<v1::GetSessionRequest>) -> Answer<v1::Session> {
+        let who = principal(&request)?;
+        sessions::get(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn list_sessions(
+        &self,
+        request: Request<v1::ListSessionsRequest>,
+    ) -> Answer<v1::ListSessionsResponse> {
+        let who = principal(&request)?;
+        sessions::list(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn destroy_session(
+        &self,
+        request: Request<v1::DestroySessionRequest>,
+    ) -> Answer<v1::DestroySessionResponse> {
+        let who = principal(&request)?;
+        sessions::destroy(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn run(&self, request: Request<Streaming<v1::RunRequest>>) -> Answer<Self::RunStream> {
+        let who = principal(&request)?;
+        run::run(&self.sessions, &who, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn read_file(
+        &self,
+        request: Request<v1::ReadFileRequest>,
+    ) -> Answer<Self::ReadFileStream> {
+        let who = principal(&request)?;
+        files::read(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn write_file(
+        &self,
+        request: Request<Streaming<v1::WriteFileRequest>>,
+    ) -> Answer<v1::WriteFileResponse> {
+        let who = principal(&request)?;
+        files::write(&self.sessions, &who, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn list_files(
+        &self,
+        request: Request<v1::ListFilesRequest>,
+    ) -> Answer<Self::ListFilesStream> {
+        let who = principal(&request)?;
+        files::list(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn stat_file(&self, request: Request<v1::StatFileRequest>) -> Answer<v1::FileInfo> {
+        let who = principal(&request)?;
+        files::stat(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn make_dir(&self, request: Request<v1::MakeDirRequest>) -> Answer<v1::MakeDirResponse> {
+        let who = principal(&request)?;
+        files::make_dir(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn move_file(
+        &self,
+        request: Request<v1::MoveFileRequest>,
+    ) -> Answer<v1::MoveFileResponse> {
+        let who = principal(&request)?;
+        files::move_file(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn remove_file(
+        &self,
+        request: Request<v1::RemoveFileRequest>,
+    ) -> Answer<v1::RemoveFileResponse> {
+        let who = principal(&request)?;
+        files::remove(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn list_processes(
+        &self,
+        request: Request<v1::ListProcessesRequest>,
+    ) -> Answer<v1::ListProcessesResponse> {
+        let who = principal(&request)?;
+        sessions::processes(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn get_transcript(
+        &self,
+        request: Request<v1::GetTranscriptRequest>,
+    ) -> Answer<v1::Transcript> {
+        let who = principal(&request)?;
+        history::transcript(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn get_events(
+        &self,
+        request: Request<v1::GetEventsRequest>,
+    ) -> Answer<v1::GetEventsResponse> {
+        let who = principal(&request)?;
+        history::events(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+}
+
+/// What the engine says, to a client. Faults of ours are logged here, once.
+fn engine_status(error: k8e_engine::Error) -> Status {
+    if error.code() == Code::Internal {
+        tracing::error!(error = &error as &dyn std::error::Error, "a call failed");
+    }
+    to_status(error.code(), &error.to_string())
+}
+
+/// A broken rule of the model, to a client.
+fn model_status(error: k8e_model::Error) -> Status {
+    to_status(error.code, &error.message)
+}
+
+/// A message that could not be read from a client's stream.
+fn message_status(status: Status) -> Status {
+    if status.code() == tonic::Code::OutOfRange {
+        let message = format!(
+            "a message is larger than {REQUEST_BYTES_MAX} bytes: send files in chunks, and long code as a file"
+        );
+        return to_status(Code::Invalid, &message);
+    }
+    status
+}

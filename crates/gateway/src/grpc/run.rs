@@ -1,0 +1,180 @@
+//! Runs: the first message starts one, later ones are its input, the answers are what it says.
+//!
+//! The engine's run lives in the stream of answers. A client that goes away drops the stream, and
+//! with it the run: closing is cancelling.
+
+use super::{Answers, engine_status, message_status, model_status};
+use futures::StreamExt as _;
+use futures::future::{Either, select};
+use k8e_api::convert;
+use k8e_api::status::to_status;
+use k8e_api::v1::{self, run_event::Event, run_request::Message};
+use k8e_engine::{Run, RunEvent, RunInput, RunRequest, RunTarget, Sessions};
+use k8e_model::{Code, Principal};
+use std::pin::pin;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tonic::{Status, Streaming};
+
+/// A client that opened a run says at once what to run; one that does not holds a stream for nothing.
+const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(30);
+
+pub(super) async fn run(
+    sessions: &Sessions,
+    who: &Principal,
+    mut messages: Streaming<v1::RunRequest>,
+) -> Result<Answers<v1::RunEvent>, Status> {
+    let start = first(&mut messages).await?;
+    let stdin = start.stdin;
+    let request = request(start, sessions).map_err(model_status)?;
+    let mut run = sessions.run(who, request).await.map_err(engine_status)?;
+    let input = run
+        .take_input()
+        .map(|input| Pump::spawn(messages, input, stdin));
+    Ok(futures::stream::unfold(Some(Answering { run, input }), next_event).boxed())
+}
+
+async fn first(messages: &mut Streaming<v1::RunRequest>) -> Result<v1::RunStart, Status> {
+    let first = tokio::time::timeout(FIRST_MESSAGE_WITHIN, messages.message())
+        .await
+        .map_err(|_| to_status(Code::Timeout, "the first message of a run did not come"))?
+        .map_err(message_status)?;
+    match first.and_then(|first| first.message) {
+        Some(Message::Start(start)) => Ok(start),
+        _ => Err(to_status(
+            Code::Invalid,
+            "the first message of a run must say what to run",
+        )),
+    }
+}
+
+fn request(mut start: v1::RunStart, sessions: &Sessions) -> Result<RunRequest, k8e_model::Error> {
+    let defaults = sessions.defaults();
+    let command = convert::command(&mut start, defaults.run_timeout)?;
+    if !start.session_id.is_empty() {
+        if start.fresh {
+            return Err(k8e_model::Error::invalid(
+                "a fresh run makes its own session: name none",
+            ));
+        }
+        let id = convert::session_id(&start.session_id)?;
+        return Ok(RunRequest {
+            target: RunTarget::Existing(id),
+            command,
+        });
+    }
+    let create = start.create.unwrap_or_default();
+    let spec = convert::session_spec(create, defaults.limits, defaults.lifetime)?;
+    let target = if start.fresh {
+        RunTarget::Fresh(spec)
+    } else {
+        RunTarget::Tenant(spec)
+    };
+    Ok(RunRequest { target, command })
+}
+
+/// A run, and whoever feeds it. The feeder goes with it.
+struct Answering {
+    run: Run,
+    input: Option<Pump>,
+}
+
+/// Passes a client's input on. Stops when dropped.
+struct Pump(JoinHandle<Result<(), Status>>);
+
+type Next = Option<(Result<v1::RunEvent, Status>, Option<Answering>)>;
+
+async fn next_event(answering: Option<Answering>) -> Next {
+    let Answering { mut run, mut input } = answering?;
+    let event = loop {
+        let Some(pump) = &mut input else {
+            break run.next().await;
+        };
+        let pumped = match select(pin!(run.next()), &mut pump.0).await {
+            Either::Left((event, _)) => break event,
+            Either::Right((pumped, _)) => pumped,
+        };
+        // The client's side is over: in order, and the run goes on; or not, and so is the run.
+        input = None;
+        if let Ok(Err(status)) = pumped {
+            return Some((Err(status), None));
+        }
+    };
+    match event? {
+        Ok(event) => {
+            let event = wire_event(&run, event);
+            Some((
+                Ok(v1::RunEvent { event: Some(event) }),
+                Some(Answering { run, input }),
+            ))
+        }
+        Err(error) => Some((Err(engine_status(error)), None)),
+    }
+}
+
+fn wire_event(run: &Run, event: RunEvent) -> Event {
+    match event {
+        RunEvent::Started { pid } => Event::Started(v1::RunStarted {
+            session_id: run.session_id.to_string(),
+            session_created: run.session_created,
+            pid,
+            runtime: run.runtime.to_string(),
+        }),
+        RunEvent::Stdout(bytes) => Event::Stdout(bytes),
+        RunEvent::Stderr(bytes) => Event::Stderr(bytes),
+        RunEvent::Exited(outcome) => Event::Exited(convert::exited(&outcome)),
+    }
+}
+
+// === impl Pump ===
+
+impl Pump {
+    fn spawn(messages: Streaming<v1::RunRequest>, input: RunInput, stdin: bool) -> Self {
+        Self(tokio::spawn(pump(messages, input, stdin)))
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// An error is a client that breaks the rules or is gone. A command that takes no more input is
+/// none: the rest is dropped, as a pipe would.
+async fn pump(
+    mut messages: Streaming<v1::RunRequest>,
+    mut input: RunInput,
+    stdin: bool,
+) -> Result<(), Status> {
+    while let Some(message) = messages.message().await.map_err(message_status)? {
+        match message.message {
+            Some(Message::Stdin(data)) if stdin => {
+                let _ = input.data(data).await;
+            }
+            Some(Message::Stdin(_)) => {
+                return Err(to_status(
+                    Code::Invalid,
+                    "standard input comes, but the run was started without",
+                ));
+            }
+            Some(Message::StdinEnd(_)) => {
+                let _ = input.end().await;
+            }
+            Some(Message::Signal(signal)) => {
+                input.signal(signal).await.map_err(engine_status)?;
+            }
+            Some(Message::Start(_)) => {
+                return Err(to_status(
+                    Code::Invalid,
+                    "a run is started once: open another call",
+                ));
+            }
+            None => {}
+        }
+    }
+    if stdin {
+        let _ = input.end().await;
+    }
+    Ok(())
+}

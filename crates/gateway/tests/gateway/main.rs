@@ -1,0 +1,6 @@
+//! The doors for real: a socket, TLS, the engine, and a driver without isolation.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod doors;
+mod runs;
+mod server;

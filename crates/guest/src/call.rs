@@ -1,0 +1,96 @@
+//! One connection: takes the request, runs the call, sees to it that there is one final reply.
+
+use crate::error::Error;
+use crate::{Guest, exec, files, processes};
+use k8e_wire::proto::{Done, HelloReply, reply::Reply, request::Call};
+use k8e_wire::{GuestEnd, PROTOCOL, ReplySink, Requests};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixStream;
+
+/// Longest wait for the request of a connection. The host sends it at once.
+const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long inputs that nobody wants any more are read, so that a host that is still sending gets
+/// to read why the call failed.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Answers the call of one connection.
+pub(crate) async fn answer(guest: &Arc<Guest>, stream: UnixStream) {
+    // Tells whether the host is there while there is no room to read more of what it sends.
+    let Ok(peer) = stream.as_fd().try_clone_to_owned() else {
+        return;
+    };
+    let mut end = GuestEnd::new(stream);
+    let Ok(Ok(Some(call))) = tokio::time::timeout(REQUEST_WITHIN, end.requests.request()).await
+    else {
+        return;
+    };
+    let sends =
+        matches!(&call, Call::WriteFile(_)) || matches!(&call, Call::Exec(exec) if exec.stdin);
+    match dispatch(guest, &mut end, peer, call).await {
+        Ok(last) => {
+            let _ = end.replies.send(last).await;
+        }
+        Err(Error::Cancelled | Error::Wire(_)) => {}
+        Err(error) => {
+            let told = end.replies.send(Reply::Error(error.to_proto())).await;
+            if told.is_ok() && sends {
+                let _ = tokio::time::timeout(LINGER, closed(&mut end.requests)).await;
+            }
+        }
+    }
+}
+
+/// Runs the call; returns its final reply.
+async fn dispatch(
+    guest: &Arc<Guest>,
+    end: &mut GuestEnd,
+    peer: OwnedFd,
+    call: Call,
+) -> Result<Reply, Error> {
+    match call {
+        Call::Exec(request) => Box::pin(exec::exec(guest, end, peer, request)).await,
+        Call::WriteFile(request) => files::write(&mut end.requests, request).await,
+        Call::Hello(_) => Ok(Reply::Hello(HelloReply {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        })),
+        Call::ReadFile(_)
+        | Call::ListFiles(_)
+        | Call::Stat(_)
+        | Call::MakeDir(_)
+        | Call::Move(_)
+        | Call::Remove(_)
+        | Call::ListProcesses(_) => {
+            let GuestEnd { requests, replies } = end;
+            tokio::select! {
+                biased;
+                last = without_input(replies, call) => last,
+                () = closed(requests) => Err(Error::Cancelled),
+            }
+        }
+    }
+}
+
+async fn without_input(replies: &mut ReplySink, call: Call) -> Result<Reply, Error> {
+    let done = Ok(Reply::Done(Done::default()));
+    match call {
+        Call::ReadFile(request) => files::read(replies, request).await,
+        Call::ListFiles(request) => files::list(replies, request).await,
+        Call::Stat(request) => files::stat(&request).map(Reply::File),
+        Call::MakeDir(request) => files::make_dir(&request).and(done),
+        Call::Move(request) => files::rename(&request).and(done),
+        Call::Remove(request) => files::remove(&request).await.and(done),
+        Call::ListProcesses(_) => processes::list(replies).await,
+        Call::Hello(_) | Call::Exec(_) | Call::WriteFile(_) => {
+            Err(Error::Invalid("not this call".to_owned()))
+        }
+    }
+}
+
+/// Resolves when the host has closed. What it sends until then is nothing this call takes.
+async fn closed(requests: &mut Requests) {
+    while let Ok(Some(_)) = requests.input().await {}
+}

@@ -1,0 +1,225 @@
+//! Runs one command.
+//!
+//! # Flow
+//! 1. Everything is prepared: user, environment, working directory, a script's file.
+//! 2. The guest forks a *supervisor*, which makes itself a subreaper and starts the command in a
+//!    session of its own. Whatever the command starts, however it hides (new session, double fork,
+//!    empty environment), stays a descendant of the supervisor.
+//! 3. Output is forwarded as the host takes it, input as the command takes it.
+//! 4. The command ends: the supervisor reports how and goes away, what is in the pipes is sent, then
+//!    `Exited`. Background processes live on, as children of init.
+//!
+//! # Guarantees
+//! - On timeout, on cancel and when the connection fails, no descendant of the supervisor stays alive.
+//! - No output is held beyond a chunk; a host that does not read stops the reading of the pipes,
+//!   but neither the timeout nor cancelling.
+//! - A script's file is gone when the call is.
+//!
+//! # Caveats
+//! Root in the sandbox can kill a supervisor. The command dies with it and so does its session;
+//! daemons that left the session escape this exec, not the sandbox.
+
+mod command;
+mod input;
+mod kill;
+mod output;
+mod script;
+mod spawn;
+
+use crate::error::{Error, show};
+use crate::sys::{self, Stage};
+use crate::{Guest, procfs, reaper};
+pub(crate) use spawn::above;
+
+use command::Command;
+use k8e_wire::GuestEnd;
+use k8e_wire::proto::{Exec, Exited, reply::Reply};
+use output::{Ended, Output};
+use spawn::Child;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// How the loop around a command ended.
+enum Outcome {
+    Ended(Ended),
+    NotStarted(Stage, i32),
+    Cancelled(Error),
+}
+
+/// A command that runs. Dropped before it is over (the guest is ending) it is killed.
+struct Running<'a> {
+    guest: &'a Arc<Guest>,
+    supervisor: i32,
+    /// Process id of the command; 0 until it is known.
+    pid: AtomicI32,
+    over: bool,
+}
+
+// === impl Running ===
+
+impl Running<'_> {
+    async fn kill(&self) {
+        kill::kill_tree(
+            self.guest,
+            self.supervisor,
+            self.pid.load(Ordering::Relaxed),
+        )
+        .await;
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if self.over {
+            reaper::reap_when_gone(self.guest, self.supervisor);
+        } else {
+            kill::kill_tree_now(
+                self.guest,
+                self.supervisor,
+                self.pid.load(Ordering::Relaxed),
+            );
+            reaper::reap_now(self.guest, self.supervisor);
+        }
+    }
+}
+
+/// Runs a command to its end; the final reply is `Exited`.
+pub(crate) async fn exec(
+    guest: &Arc<Guest>,
+    end: &mut GuestEnd,
+    peer: OwnedFd,
+    request: Exec,
+) -> Result<Reply, Error> {
+    let command = Command::prepare(&request).await?;
+    let begin_ns = sys::monotonic_ns();
+    let Child {
+        supervisor,
+        mut reports,
+        stdin,
+        stdout,
+        stderr,
+    } = spawn::spawn(guest, &command, request.stdin)?;
+    let mut running = Running {
+        guest,
+        supervisor,
+        pid: AtomicI32::new(0),
+        over: false,
+    };
+    let killed = Notify::new();
+    let mut output = Output::new(stdout, stderr, request.output_bytes_max);
+    let mut timed_out = false;
+
+    let outcome = {
+        let mut forward = pin!(output.forward(
+            &mut end.replies,
+            &mut reports,
+            supervisor,
+            &running.pid,
+            &killed
+        ));
+        let mut input = pin!(input::forward(
+            &mut end.requests,
+            stdin,
+            peer.as_fd(),
+            &running.pid
+        ));
+        let mut timer = pin!(timer(request.timeout_ms));
+        loop {
+            tokio::select! {
+                biased;
+                outcome = &mut forward => break outcome,
+                () = &mut input => break Outcome::Cancelled(Error::Cancelled),
+                () = &mut timer, if !timed_out => {
+                    timed_out = true;
+                    // It may have ended in time while the host was slow to read its output.
+                    if procfs::Stat::read(supervisor).is_some_and(|stat| stat.is_live()) {
+                        running.kill().await;
+                        killed.notify_one();
+                    } else {
+                        timed_out = false;
+                        timer.set(self::timer(0));
+                    }
+                }
+            }
+        }
+    };
+
+    let result = match outcome {
+        Outcome::Ended(ended) => {
+            if ended.lost && !timed_out {
+                running.kill().await;
+            }
+            output.leave_to_background(guest);
+            Ok(Reply::Exited(exited(&ended, &output, timed_out, begin_ns)))
+        }
+        Outcome::NotStarted(stage, errno) => {
+            Err(not_started(&command, &request.user, stage, errno))
+        }
+        Outcome::Cancelled(error) => {
+            if reports.ended_already() {
+                output.leave_to_background(guest);
+            } else {
+                running.kill().await;
+            }
+            Err(error)
+        }
+    };
+    running.over = true;
+    result
+}
+
+async fn timer(timeout_ms: u64) {
+    match timeout_ms {
+        0 => std::future::pending().await,
+        _ => tokio::time::sleep(Duration::from_millis(timeout_ms)).await,
+    }
+}
+
+fn exited(ended: &Ended, output: &Output, timed_out: bool, begin_ns: u64) -> Exited {
+    // A command that ended by itself just before it was killed for its timeout has timed out too.
+    let status = if timed_out {
+        libc::SIGKILL
+    } else {
+        ended.status
+    };
+    let (exit_code, signal) = if libc::WIFSIGNALED(status) {
+        (128 + libc::WTERMSIG(status), libc::WTERMSIG(status))
+    } else {
+        (libc::WEXITSTATUS(status), 0)
+    };
+    Exited {
+        exit_code,
+        signal,
+        timed_out,
+        duration_us: ended.at_ns.saturating_sub(begin_ns) / 1000,
+        stdout_bytes: output.stdout.total,
+        stderr_bytes: output.stderr.total,
+        stdout_truncated: output.stdout.truncated(),
+        stderr_truncated: output.stderr.truncated(),
+    }
+}
+
+fn not_started(command: &Command, user: &str, stage: Stage, errno: i32) -> Error {
+    let source = std::io::Error::from_raw_os_error(errno);
+    let program = command.name();
+    match (stage, errno) {
+        (Stage::Fork, _) => spawn::fork_error(source),
+        (Stage::Exec, libc::ENOENT | libc::ENOTDIR) => Error::NoProgram(show(program)),
+        (Stage::Exec, libc::E2BIG) => Error::Invalid(format!(
+            "run {:?}: arguments and environment are too long",
+            show(program)
+        )),
+        (Stage::Exec, libc::ENOEXEC) => Error::Invalid(format!(
+            "run {:?}: not a program of this machine, nor a script with #!",
+            show(program)
+        )),
+        (Stage::Exec, libc::EAGAIN) => spawn::fork_error(source),
+        (Stage::Exec, _) => Error::os("run", program)(source),
+        (Stage::Chdir, _) => Error::os("enter", command.cwd.as_bytes())(source),
+        (Stage::User, _) => Error::os("become user", user.as_bytes())(source),
+    }
+}

@@ -1,0 +1,326 @@
+//! What a command says: its two streams, and through its supervisor how it started and ended.
+
+use super::Outcome;
+use crate::Guest;
+use crate::sys::{self, Report};
+use bytes::Bytes;
+use k8e_wire::proto::{Started, reply::Reply};
+use k8e_wire::{ReplySink, WireError};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::Notify;
+
+/// Bytes read at once: all that a pipe holds unless its owner enlarged it.
+const READ_BYTES: usize = 64 * 1024;
+
+/// How long a supervisor whose tree was killed may take to report.
+const REPORT_WITHIN: Duration = Duration::from_secs(1);
+
+/// Streams of ended commands read for the sake of background processes. With more, a process that
+/// writes gets SIGPIPE.
+const DRAINS_MAX: usize = 256;
+
+/// How a command ended.
+pub(crate) struct Ended {
+    /// As `waitpid` says it.
+    pub(crate) status: i32,
+    /// When, on the monotonic clock.
+    pub(crate) at_ns: u64,
+    /// The supervisor ended without a word: somebody killed it.
+    pub(crate) lost: bool,
+}
+
+/// Both streams of a command.
+pub(crate) struct Output {
+    /// Standard output.
+    pub(crate) stdout: Stream,
+    /// Standard error.
+    pub(crate) stderr: Stream,
+    buffer: Vec<u8>,
+}
+
+/// One stream.
+pub(crate) struct Stream {
+    /// None when nobody can write to it any more.
+    pipe: Option<Receiver>,
+    reply: fn(Bytes) -> Reply,
+    /// Bytes that may be sent.
+    max: u64,
+    /// Bytes written by the command.
+    pub(crate) total: u64,
+    sent: u64,
+}
+
+/// What the supervisor says.
+pub(crate) struct Reports(Receiver);
+
+// === impl Reports ===
+
+impl Reports {
+    pub(crate) fn new(pipe: Receiver) -> Self {
+        Self(pipe)
+    }
+
+    /// The next report; none when the supervisor is gone, or speaks nonsense. Cancel safe.
+    async fn next(&mut self) -> Option<Report> {
+        loop {
+            self.0.readable().await.ok()?;
+            let mut bytes = [0; Report::BYTES];
+            match self.0.try_read(&mut bytes) {
+                Ok(Report::BYTES) => return Report::decode(&bytes),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(_) | Err(_) => return None,
+            }
+        }
+    }
+
+    /// Whether the command has ended, though nobody has read that yet.
+    pub(crate) fn ended_already(&mut self) -> bool {
+        let mut bytes = [0; Report::BYTES];
+        while let Ok(Report::BYTES) = rustix::io::read(&self.0, &mut bytes) {
+            if matches!(
+                Report::decode(&bytes),
+                Some(Report::Ended { .. } | Report::Failed { .. })
+            ) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+// === impl Output ===
+
+impl Output {
+    pub(crate) fn new(stdout: Receiver, stderr: Receiver, bytes_max: u64) -> Self {
+        let max = if bytes_max == 0 { u64::MAX } else { bytes_max };
+        let stream = |pipe, reply| Stream {
+            pipe: Some(pipe),
+            reply,
+            max,
+            total: 0,
+            sent: 0,
+        };
+        Self {
+            stdout: stream(stdout, Reply::Stdout),
+            stderr: stream(stderr, Reply::Stderr),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Forwards until the command has ended and what it wrote is sent. `killed` says that its tree
+    /// was killed and a missing report is not worth waiting for.
+    pub(super) async fn forward(
+        &mut self,
+        replies: &mut ReplySink,
+        reports: &mut Reports,
+        supervisor: i32,
+        pid: &AtomicI32,
+        killed: &Notify,
+    ) -> Outcome {
+        let first = loop {
+            tokio::select! {
+                biased;
+                report = reports.next() => match report {
+                    Some(Report::Made { pid: made }) => pid.store(made, Ordering::Relaxed),
+                    report => break report,
+                },
+                () = killed.notified() => break None,
+            }
+        };
+        if let Some(Report::Failed { stage, errno }) = first {
+            return Outcome::NotStarted(stage, errno);
+        }
+        // Whatever ends without having started was killed before its process was made: then the
+        // supervisor's is the only process that there was.
+        let pid = match pid.load(Ordering::Relaxed) {
+            0 => supervisor,
+            made => made,
+        };
+        if let Err(error) = replies.send(Reply::Started(Started { pid })).await {
+            return Outcome::Cancelled(error.into());
+        }
+        if first != Some(Report::Started) {
+            return Outcome::Ended(Ended::lost());
+        }
+        match self.forward_streams(replies, reports, killed).await {
+            Ok(ended) => Outcome::Ended(ended),
+            Err(error) => Outcome::Cancelled(error.into()),
+        }
+    }
+
+    /// Keeps reading what background processes of the ended command still write: closing would kill
+    /// a server at its next line of log.
+    pub(crate) fn leave_to_background(&mut self, guest: &Arc<Guest>) {
+        for pipe in [self.stdout.pipe.take(), self.stderr.pipe.take()]
+            .into_iter()
+            .flatten()
+        {
+            if guest.drains.fetch_add(1, Ordering::Relaxed) >= DRAINS_MAX {
+                guest.drains.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let guest = Arc::clone(guest);
+            tokio::spawn(async move {
+                discard(&pipe).await;
+                guest.drains.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+    }
+
+    async fn forward_streams(
+        &mut self,
+        replies: &mut ReplySink,
+        reports: &mut Reports,
+        killed: &Notify,
+    ) -> Result<Ended, WireError> {
+        let report = loop {
+            let stream = tokio::select! {
+                report = reports.next() => break report,
+                () = killed.notified() => {
+                    break tokio::time::timeout(REPORT_WITHIN, reports.next()).await.ok().flatten();
+                }
+                () = self.stdout.readable() => &mut self.stdout,
+                () = self.stderr.readable() => &mut self.stderr,
+            };
+            stream.forward_some(&mut self.buffer, replies).await?;
+        };
+        for stream in [&mut self.stdout, &mut self.stderr] {
+            stream.forward_rest(&mut self.buffer, replies).await?;
+        }
+        Ok(match report {
+            Some(Report::Ended { status, at_ns }) => Ended {
+                status,
+                at_ns,
+                lost: false,
+            },
+            Some(Report::Made { .. } | Report::Started | Report::Failed { .. }) | None => {
+                Ended::lost()
+            }
+        })
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// Whether some of it was not sent.
+    pub(crate) fn truncated(&self) -> bool {
+        self.sent < self.total
+    }
+
+    /// Resolves when there is something to read or nothing will come.
+    async fn readable(&self) {
+        match &self.pipe {
+            // An error shows at the read that follows.
+            Some(pipe) => drop(pipe.readable().await),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Sends what is there, at most a buffer of it.
+    async fn forward_some(
+        &mut self,
+        buffer: &mut Vec<u8>,
+        replies: &mut ReplySink,
+    ) -> Result<(), WireError> {
+        let Some(pipe) = &self.pipe else {
+            return Ok(());
+        };
+        buffer.resize(READ_BYTES, 0);
+        match pipe.try_read(buffer) {
+            Ok(0) => self.pipe = None,
+            Ok(read) => self.send(&buffer[..read], replies).await?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => self.pipe = None,
+        }
+        Ok(())
+    }
+
+    /// Sends what was in the pipe when the command ended. Not more: a background process may write
+    /// without end. Reads past tokio, whose idea of what is readable may be older than the report.
+    async fn forward_rest(
+        &mut self,
+        buffer: &mut Vec<u8>,
+        replies: &mut ReplySink,
+    ) -> Result<(), WireError> {
+        let mut left = match &self.pipe {
+            Some(pipe) => rustix::io::ioctl_fionread(pipe).unwrap_or(0),
+            None => return Ok(()),
+        };
+        while left > 0 {
+            buffer.resize(READ_BYTES, 0);
+            let want = usize::try_from(left).unwrap_or(READ_BYTES).min(READ_BYTES);
+            let read = match &self.pipe {
+                Some(pipe) => rustix::io::read(pipe, &mut buffer[..want]).unwrap_or(0),
+                None => 0,
+            };
+            if read == 0 {
+                break;
+            }
+            left -= read as u64;
+            self.send(&buffer[..read], replies).await?;
+        }
+        if self.pipe.as_ref().is_some_and(has_no_writer) {
+            self.pipe = None;
+        }
+        Ok(())
+    }
+
+    /// Counts, and sends as far as there is room.
+    async fn send(&mut self, data: &[u8], replies: &mut ReplySink) -> Result<(), WireError> {
+        self.total += data.len() as u64;
+        let room = usize::try_from(self.max - self.sent)
+            .unwrap_or(usize::MAX)
+            .min(data.len());
+        if room == 0 {
+            // Nothing to wait for: let others have a turn.
+            tokio::task::yield_now().await;
+            return Ok(());
+        }
+        self.sent += room as u64;
+        replies
+            .send((self.reply)(Bytes::copy_from_slice(&data[..room])))
+            .await
+    }
+}
+
+// === impl Ended ===
+
+impl Ended {
+    /// Without its supervisor a command is killed.
+    fn lost() -> Self {
+        Self {
+            status: libc::SIGKILL,
+            at_ns: sys::monotonic_ns(),
+            lost: true,
+        }
+    }
+}
+
+/// Whether the pipe is empty and stays so.
+fn has_no_writer(pipe: &Receiver) -> bool {
+    let mut poll = [PollFd::new(pipe, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let polled = rustix::event::poll(&mut poll, Some(&now));
+    polled.is_ok() && poll[0].revents() == PollFlags::HUP
+}
+
+/// Reads to the end and forgets.
+async fn discard(pipe: &Receiver) {
+    let mut buffer = vec![0; READ_BYTES];
+    while pipe.readable().await.is_ok() {
+        match pipe.try_read(&mut buffer) {
+            Ok(0) => return,
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
+            Ok(_) | Err(_) => tokio::task::yield_now().await,
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Starts a command: pipes, the fork, and what the guest keeps of both.
+
+use super::command::Command;
+use super::output::Reports;
+use crate::error::Error;
+use crate::sys::{self, Ids, Plan};
+use crate::{Guest, error};
+use rustix::fs::OFlags;
+use rustix::pipe::PipeFlags;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use tokio::net::unix::pipe::{Receiver, Sender};
+
+/// Lowest descriptor that the command's ends get: below are those that the supervisor overwrites.
+const FD_MIN: i32 = 4;
+
+/// A command that was started, or is about to fail.
+pub(crate) struct Child {
+    /// Process id of its supervisor.
+    pub(crate) supervisor: i32,
+    /// What the supervisor says.
+    pub(crate) reports: Reports,
+    /// Where its input goes, if it takes any.
+    pub(crate) stdin: Option<Sender>,
+    /// Its output.
+    pub(crate) stdout: Receiver,
+    /// Its other output.
+    pub(crate) stderr: Receiver,
+}
+
+/// Starts a command.
+pub(crate) fn spawn(guest: &Guest, command: &Command, with_stdin: bool) -> Result<Child, Error> {
+    let failed = || Error::os::<io::Error>("make pipes for", command.name());
+    let (report_read, report_write) = pipe_from().map_err(failed())?;
+    let (stdout_read, stdout_write) = pipe_from().map_err(failed())?;
+    let (stderr_read, stderr_write) = pipe_from().map_err(failed())?;
+    let (stdin_read, stdin_write) = stdin(guest, with_stdin).map_err(failed())?;
+    let user = &command.user;
+    let supervisor = sys::spawn(&Plan {
+        stdin: stdin_read
+            .as_ref()
+            .or(guest.dev_null.as_ref())
+            .map_or(report_read.as_fd(), AsFd::as_fd),
+        stdout: stdout_write.as_fd(),
+        stderr: stderr_write.as_fd(),
+        report: report_write.as_fd(),
+        programs: &command.programs,
+        argv: &command.argv,
+        envp: &command.envp,
+        cwd: &command.cwd,
+        user: (user.uid != 0).then_some(Ids {
+            uid: user.uid,
+            gid: user.gid,
+            groups: &user.groups,
+        }),
+        signals: &guest.signals,
+        nofile: guest.config.nofile,
+    })
+    .map_err(fork_error)?;
+    guest.supervisors.insert(supervisor);
+    let child = receiver(report_read).and_then(|reports| {
+        Ok(Child {
+            supervisor,
+            reports: Reports::new(reports),
+            stdin: stdin_write.map(sender).transpose()?,
+            stdout: receiver(stdout_read)?,
+            stderr: receiver(stderr_read)?,
+        })
+    });
+    // Only when the poller takes no more descriptors. The command dies with its supervisor.
+    child.map_err(|error| {
+        sys::kill(supervisor, libc::SIGKILL);
+        failed()(error)
+    })
+}
+
+/// Why there is no new process.
+pub(crate) fn fork_error(source: io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::EAGAIN) => Error::Exhausted(
+            "the process limit of the sandbox is reached: end processes or raise the limit"
+                .to_owned(),
+        ),
+        _ => error::Error::os("make a process for", b"the command")(source),
+    }
+}
+
+fn stdin(guest: &Guest, wanted: bool) -> io::Result<(Option<OwnedFd>, Option<OwnedFd>)> {
+    if !wanted && guest.dev_null.is_some() {
+        return Ok((None, None));
+    }
+    let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    // Without /dev/null in the sandbox, a pipe that nobody writes to ends as well.
+    Ok((Some(above(read)?), wanted.then_some(write)))
+}
+
+/// A pipe whose writing end is for the supervisor.
+fn pipe_from() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    Ok((read, above(write)?))
+}
+
+/// Moves a descriptor out of the way of those the supervisor overwrites.
+pub(crate) fn above(fd: OwnedFd) -> io::Result<OwnedFd> {
+    if fd.as_raw_fd() >= FD_MIN {
+        Ok(fd)
+    } else {
+        Ok(rustix::io::fcntl_dupfd_cloexec(fd, FD_MIN)?)
+    }
+}
+
+fn receiver(fd: OwnedFd) -> io::Result<Receiver> {
+    rustix::fs::fcntl_setfl(&fd, OFlags::NONBLOCK)?;
+    Receiver::from_owned_fd_unchecked(fd)
+}
+
+fn sender(fd: OwnedFd) -> io::Result<Sender> {
+    rustix::fs::fcntl_setfl(&fd, OFlags::NONBLOCK)?;
+    Sender::from_owned_fd_unchecked(fd)
+}

@@ -1,0 +1,85 @@
+//! Files beneath a root: read, write, list, stat, make directories, move, remove.
+//!
+//! The tree belongs to whoever runs in the sandbox, at the same time as we walk it. Every call
+//! resolves its path with [`resolve`] and from then on works on descriptors and single names.
+
+mod list;
+mod ops;
+mod read;
+mod remove;
+mod resolve;
+mod write;
+
+pub(crate) use list::list;
+pub(crate) use ops::{make_dir, rename, stat};
+pub(crate) use read::read;
+pub(crate) use remove::remove;
+pub(crate) use write::write;
+
+use crate::error::{Error, show};
+use k8e_wire::proto::{FileInfo, FileType};
+use rustix::fs::{FileType as Kind, Stat};
+use std::os::fd::AsFd;
+
+/// What the host is told about a file. `target` is what a symbolic link says.
+fn info(path: Vec<u8>, stat: &Stat, target: Vec<u8>) -> FileInfo {
+    FileInfo {
+        path: path.into(),
+        r#type: file_type(stat).into(),
+        size: stat.st_size.unsigned_abs(),
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        mtime_unix_ns: mtime_ns(stat),
+        symlink_target: target.into(),
+    }
+}
+
+fn file_type(stat: &Stat) -> FileType {
+    match Kind::from_raw_mode(stat.st_mode) {
+        Kind::RegularFile => FileType::File,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        Kind::Fifo | Kind::Socket | Kind::CharacterDevice | Kind::BlockDevice | Kind::Unknown => {
+            FileType::Other
+        }
+    }
+}
+
+#[allow(
+    clippy::unnecessary_cast,
+    reason = "the nanoseconds differ in type between architectures"
+)]
+fn mtime_ns(stat: &Stat) -> i64 {
+    (stat.st_mtime as i64)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(stat.st_mtime_nsec as i64)
+}
+
+/// What a symbolic link says; empty for all else.
+fn target(dir: impl AsFd, name: &[u8], stat: &Stat) -> Vec<u8> {
+    match file_type(stat) {
+        FileType::Symlink => rustix::fs::readlinkat(dir, name, Vec::new())
+            .map_or_else(|_| Vec::new(), |t| t.into_bytes()),
+        FileType::Unspecified | FileType::File | FileType::Directory | FileType::Other => {
+            Vec::new()
+        }
+    }
+}
+
+/// Refuses all but regular files: a pipe or a device could block, or do something.
+fn regular(path: &[u8], stat: &Stat) -> Result<(), Error> {
+    match Kind::from_raw_mode(stat.st_mode) {
+        Kind::RegularFile => Ok(()),
+        Kind::Directory => Err(Error::IsDirectory(show(path))),
+        Kind::Symlink
+        | Kind::Fifo
+        | Kind::Socket
+        | Kind::CharacterDevice
+        | Kind::BlockDevice
+        | Kind::Unknown => Err(Error::Invalid(format!(
+            "{:?} is neither a regular file nor a directory",
+            show(path)
+        ))),
+    }
+}

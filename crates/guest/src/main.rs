@@ -1,0 +1,40 @@
+//! PID 1 of a sandbox. Takes the listening socket at descriptor 3, serves, reaps. No arguments,
+//! no environment, nothing to print to.
+
+use k8e_guest::Config;
+use std::process::ExitCode;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn run() -> std::io::Result<()> {
+    let listener = std::os::unix::net::UnixListener::from(k8e_guest::inherited_listener()?);
+    listener.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let listener = UnixListener::from_std(listener)?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        // Registered here so that the guest knows to reset it in commands.
+        let _child = signal(SignalKind::child())?;
+        let config = if std::process::id() == 1 {
+            Config::for_init()
+        } else {
+            Config::default()
+        };
+        tokio::select! {
+            () = k8e_guest::serve(listener, config) => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(())
+    })
+}

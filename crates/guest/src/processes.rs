@@ -1,0 +1,59 @@
+//! The list of processes.
+
+use crate::error::Error;
+use crate::procfs::{self, Stat};
+use k8e_wire::ReplySink;
+use k8e_wire::proto::{Done, Process, ProcessList, reply::Reply};
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+
+/// Processes listed; a sandbox has far fewer (its limit is 256 unless somebody raises it).
+const PROCESSES_MAX: usize = 4096;
+
+/// Bytes of a command line that are told.
+const CMDLINE_BYTES_MAX: u64 = 4096;
+
+/// Processes of one reply: 32 with the longest command lines are 130 KiB, well within a frame.
+const BATCH: usize = 32;
+
+/// Sends the list; the final reply says whether it was cut.
+pub(crate) async fn list(replies: &mut ReplySink) -> Result<Reply, Error> {
+    let mut pids = procfs::pids().map_err(Error::os("read", b"/proc"))?;
+    pids.sort_unstable();
+    let truncated = pids.len() > PROCESSES_MAX;
+    pids.truncate(PROCESSES_MAX);
+    for batch in pids.chunks(BATCH) {
+        let processes = batch.iter().filter_map(|pid| describe(*pid)).collect();
+        replies
+            .send(Reply::Processes(ProcessList { processes }))
+            .await?;
+        tokio::task::yield_now().await;
+    }
+    Ok(Reply::Done(Done {
+        bytes: 0,
+        truncated,
+    }))
+}
+
+/// None when the process is gone.
+fn describe(pid: i32) -> Option<Process> {
+    let stat = Stat::read(pid)?;
+    let uid = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+    let mut cmdline = Vec::new();
+    if let Ok(file) = std::fs::File::open(format!("/proc/{pid}/cmdline")) {
+        // A process that dies meanwhile has an empty command line, as the kernel's threads have.
+        let _ = file.take(CMDLINE_BYTES_MAX).read_to_end(&mut cmdline);
+    }
+    if cmdline.last() == Some(&0) {
+        cmdline.pop();
+    }
+    Some(Process {
+        pid,
+        ppid: stat.ppid,
+        state: char::from(stat.state).to_string(),
+        comm: stat.comm.into(),
+        cmdline: cmdline.into(),
+        rss_bytes: stat.rss_pages.saturating_mul(crate::sys::page_bytes()),
+        uid,
+    })
+}

@@ -1,0 +1,85 @@
+//! Who has died. As init the guest reaps every process of the sandbox; otherwise only its own
+//! supervisors, because other children belong to whoever shares the process.
+
+use crate::{Guest, sys};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Longest wait for a supervisor that is done to be gone. Only one that somebody stopped takes long.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Also looked without a signal, should one be lost.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Supervisors that were not reaped yet. While one is in here, its process id cannot be another's.
+#[derive(Debug, Default)]
+pub(crate) struct Supervisors(Mutex<HashSet<i32>>);
+
+// === impl Supervisors ===
+
+impl Supervisors {
+    /// Adds one, right after its fork.
+    pub(crate) fn insert(&self, pid: i32) {
+        self.set().insert(pid);
+    }
+
+    /// Whether it was not reaped yet.
+    pub(crate) fn contains(&self, pid: i32) -> bool {
+        self.set().contains(&pid)
+    }
+
+    fn remove(&self, pid: i32) {
+        self.set().remove(&pid);
+    }
+
+    fn set(&self) -> std::sync::MutexGuard<'_, HashSet<i32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reaps as init, forever. Nobody needs the statuses: supervisors report through a pipe.
+pub(crate) async fn reap_everything(guest: Arc<Guest>) {
+    let Ok(mut child) = signal(SignalKind::child()) else {
+        return;
+    };
+    loop {
+        while let Ok(Some(pid)) = sys::reap(-1) {
+            guest.supervisors.remove(pid);
+        }
+        let _ = tokio::time::timeout(SWEEP_EVERY, child.recv()).await;
+    }
+}
+
+/// Reaps a supervisor that is done, when nobody else does.
+pub(crate) fn reap_when_gone(guest: &Arc<Guest>, supervisor: i32) {
+    if guest.config.init || reap_one(guest, supervisor) {
+        return;
+    }
+    let guest = Arc::clone(guest);
+    tokio::spawn(async move {
+        let begin = tokio::time::Instant::now();
+        while begin.elapsed() < GONE_WITHIN && !reap_one(&guest, supervisor) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+}
+
+/// Reaps a supervisor that was just killed, when there is no runtime to wait in.
+pub(crate) fn reap_now(guest: &Guest, supervisor: i32) {
+    for _ in 0..100 {
+        if guest.config.init || reap_one(guest, supervisor) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn reap_one(guest: &Guest, supervisor: i32) -> bool {
+    let gone = !matches!(sys::reap(supervisor), Ok(None));
+    if gone {
+        guest.supervisors.remove(supervisor);
+    }
+    gone
+}

@@ -1,0 +1,93 @@
+//! The program itself, as PID 1 of a process namespace.
+
+use crate::support::{argv, marker, sh, wait_for_processes, with_listener};
+use k8e_wire::proto::Exec;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Starts the guest with the listener at descriptor 3, as the launcher does.
+fn start(listener: std::os::unix::net::UnixListener) -> Child {
+    Command::new("sh")
+        .args(["-c", "exec env -i /usr/bin/unshare --pid --fork --kill-child --mount-proc \"$0\" 3<&0 0</dev/null"])
+        .arg(env!("CARGO_BIN_EXE_k8e-guest"))
+        .stdin(Stdio::from(OwnedFd::from(listener)))
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn init_serves_reaps_and_ends() {
+    with_listener(async |listener, guest| {
+        let mut unshare = start(listener);
+        let ran = guest
+            .exec(sh("cat /proc/1/comm; echo $PPID"))
+            .await
+            .unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&ran.stdout).lines().next(),
+            Some("k8e-guest")
+        );
+
+        // Orphans of a command that ended become init's, and init reaps them.
+        guest
+            .exec(sh("for n in 1 2 3 4 5; do (sleep 0.0$n &) ; done"))
+            .await
+            .unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let ran = guest
+            .exec(sh(
+                "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l; ls -d /proc/[0-9]* | wc -l",
+            ))
+            .await;
+        // Init, the supervisor, the shell, and the two of the pipe.
+        assert_eq!(String::from_utf8_lossy(&ran.unwrap().stdout), "0\n5\n");
+
+        let marker = marker();
+        let left = guest
+            .exec(sh(&format!("setsid sleep {marker} >/dev/null 2>&1 &")))
+            .await
+            .unwrap();
+        assert_eq!(left.exited.exit_code, 0);
+        wait_for_processes(&marker, 1).await;
+        let code = format!("(setsid sleep {marker} &); sleep {marker}");
+        let ran = guest
+            .exec(Exec {
+                timeout_ms: 200,
+                ..sh(&code)
+            })
+            .await
+            .unwrap();
+        assert!(ran.exited.timed_out);
+        wait_for_processes(&marker, 1).await;
+
+        let ran = guest
+            .exec(sh("ulimit -n; cat /proc/1/status | grep Threads"))
+            .await
+            .unwrap();
+        assert!(
+            String::from_utf8_lossy(&ran.stdout).ends_with("Threads:\t1\n"),
+            "{ran:?}"
+        );
+        // Ends the guest and with it the namespace; the reply may or may not make it.
+        let call = k8e_wire::proto::request::Call::Exec(argv(&["kill", "-TERM", "1"]));
+        let _end = guest.call(call).await;
+        for _ in 0..400 {
+            if unshare.try_wait().unwrap().is_some() {
+                return wait_for_processes(&marker, 0).await;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        unshare.kill().unwrap();
+        panic!("the guest did not end");
+    });
+}
+
+#[test]
+fn without_a_listener_it_does_not_start() {
+    let guest = Command::new(env!("CARGO_BIN_EXE_k8e-guest"))
+        .stdin(Stdio::null())
+        .status()
+        .unwrap();
+    assert_eq!(guest.code(), Some(1));
+}

@@ -1,0 +1,114 @@
+//! `k8e server`: lock, driver, store, engine, doors; then wait for a signal, drain, and leave.
+//!
+//! Sandboxes outlive the server: the next one finds them again.
+
+mod args;
+mod data_dir;
+mod error;
+mod lock;
+mod process;
+
+pub(crate) use args::{LONG_ABOUT, ServerArgs};
+
+use data_dir::DataDir;
+use error::Error;
+use k8e_cli::Globals;
+use k8e_driver::Driver;
+use k8e_driver::native::{self, NativeDriver};
+use k8e_engine::Sessions;
+use k8e_gateway::Gateway;
+use k8e_store::Store;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The agent inside every sandbox; empty when it was not built.
+static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.bin"));
+
+/// Background tasks that do not end by themselves are left behind then.
+const SHUTDOWN_WITHIN: Duration = Duration::from_secs(10);
+const RUNTIME_SHUTDOWN_WITHIN: Duration = Duration::from_secs(2);
+
+/// Serves until a signal. Everything that goes wrong is said here, once.
+pub(crate) fn run(globals: &Globals, args: ServerArgs) -> ExitCode {
+    if let Err(error) = process::set_up(&args).and_then(|()| serve(globals, args)) {
+        tracing::error!("{}", error.chain());
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
+    process::check(GUEST)?;
+    let config = args.config(globals)?;
+    let data_dir = DataDir::prepare(&globals.data_dir)?;
+    let lock = lock::take(&data_dir, &config.gateway.socket)?;
+    // Kept for as long as we live; the driver shares it with the launcher, which may live longer.
+    let _lock = lock
+        .try_clone()
+        .map_err(|source| data_dir.failed("lock", source))?;
+
+    // Before the runtime: the launcher must be forked while there is one thread.
+    let driver = NativeDriver::start(native::Config {
+        data_dir: data_dir.path().to_owned(),
+        guest: GUEST.to_vec(),
+        launcher: PathBuf::from("/proc/self/exe"),
+        lock,
+    })
+    .map_err(Error::Driver)?;
+    // After the launcher: sandboxes shall not have our number of descriptors.
+    process::raise_descriptor_limit();
+
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(Error::Runtime)?;
+    let result = runtime.block_on(serve_until_signal(config, &data_dir, Arc::new(driver)));
+    runtime.shutdown_timeout(RUNTIME_SHUTDOWN_WITHIN);
+    result
+}
+
+async fn serve_until_signal(
+    config: args::Config,
+    data_dir: &DataDir,
+    driver: Arc<dyn Driver>,
+) -> Result<(), Error> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
+
+    let store = Store::open(data_dir.path()).await.map_err(Error::Store)?;
+    let sessions = Sessions::start(config.engine, store, vec![driver])
+        .await
+        .map_err(Error::Engine)?;
+    let socket = config.gateway.socket.clone();
+    let gateway = Gateway::bind(config.gateway, sessions.clone())
+        .await
+        .map_err(Error::Gateway)?;
+    let tcp = gateway
+        .tcp_address()
+        .map(|address| format!(" and https://{address}"));
+    let version = env!("CARGO_PKG_VERSION");
+    tracing::info!(
+        "k8e {version} is ready on unix://{}{}",
+        socket.display(),
+        tcp.unwrap_or_default()
+    );
+
+    let stop = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping: sandboxes stay alive for the next server");
+    };
+    let served = gateway.serve(stop).await.map_err(Error::Gateway);
+    if tokio::time::timeout(SHUTDOWN_WITHIN, sessions.shutdown())
+        .await
+        .is_err()
+    {
+        tracing::warn!("background work was still under way after {SHUTDOWN_WITHIN:?}");
+    }
+    served
+}

@@ -1,0 +1,175 @@
+//! The flags of `k8e server`, and what they come to.
+
+use super::error::Error;
+use clap::Args;
+use k8e_cli::Globals;
+use k8e_cli::units::{self, Span};
+use k8e_gateway::Tcp;
+use k8e_model::{Lifetime, Limits};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// K8E's port, on loopback: who wants more says so.
+const LISTEN_DEFAULT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
+
+/// Whose members may use the socket.
+const SOCKET_GROUP: &str = "k8e";
+
+/// What `k8e server --help` begins with.
+pub(crate) const LONG_ABOUT: &str = "\
+Serve sandboxes on this machine. Needs root.
+
+Clients on this machine use the socket in the data directory: root, and members of the group `k8e`.
+Clients elsewhere use TLS with certificates of the server's own authority; <data-dir>/tls/admin
+has a pair to begin with. Sandboxes outlive the server: after a restart it finds them again.";
+
+/// Arguments of `k8e server`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  k8e server
+  k8e server --listen 0.0.0.0:50051 --default-memory 1GiB --max-sessions 200
+  k8e server --data-dir /srv/k8e --listen none")]
+pub(crate) struct ServerArgs {
+    /// The socket [default: k8e.sock in the data directory]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Where to listen for TLS, or none [default: 127.0.0.1:50051]
+    #[arg(long, value_name = "ADDRESS", value_parser = listen)]
+    listen: Option<Listen>,
+
+    /// Memory of a sandbox that does not say
+    #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = units::size)]
+    default_memory: u64,
+
+    /// CPUs of a sandbox that does not say
+    #[arg(long, default_value = "1", value_name = "N", value_parser = units::cpus)]
+    default_cpus: u32,
+
+    /// Processes and threads of a sandbox that does not say
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    default_pids: u32,
+
+    /// Disk space of a sandbox that does not say
+    #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = units::size)]
+    default_disk: u64,
+
+    /// How long a session lives that does not say
+    #[arg(long, default_value = "never", value_name = "TIME", value_parser = units::span)]
+    default_ttl: Span,
+
+    /// How long a session lives unused that does not say
+    #[arg(long, default_value = "1h", value_name = "TIME", value_parser = units::span)]
+    default_idle_timeout: Span,
+
+    /// How long a run may take that does not say
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = finite)]
+    run_timeout: Duration,
+
+    /// Sessions that may be alive at once
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    max_sessions: u32,
+
+    /// What to log, as in `info` or `k8e_engine=debug`
+    #[arg(long, default_value = "info", env = "K8E_LOG", value_name = "FILTER")]
+    pub(super) log: String,
+
+    /// Leave the terminal of whoever started us
+    #[arg(long, hide = true)]
+    pub(super) detached: bool,
+}
+
+/// What the parts are built from.
+pub(super) struct Config {
+    pub(super) engine: k8e_engine::Config,
+    pub(super) gateway: k8e_gateway::Config,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listen {
+    None,
+    On(SocketAddr),
+}
+
+// === impl ServerArgs ===
+
+impl ServerArgs {
+    pub(super) fn config(self, globals: &Globals) -> Result<Config, Error> {
+        let limits = Limits {
+            memory_bytes: self.default_memory,
+            cpu_millis: self.default_cpus,
+            pids: self.default_pids,
+            disk_bytes: self.default_disk,
+        };
+        limits.check().map_err(Error::Limits)?;
+        let ttl = self.default_ttl.into_option();
+        let idle = self.default_idle_timeout.into_option();
+        let tcp = match self.listen {
+            None => Some(Tcp {
+                address: LISTEN_DEFAULT,
+                required: false,
+            }),
+            Some(Listen::On(address)) => Some(Tcp {
+                address,
+                required: true,
+            }),
+            Some(Listen::None) => None,
+        };
+        Ok(Config {
+            engine: k8e_engine::Config {
+                limits,
+                lifetime: Lifetime { ttl, idle },
+                sessions_max: usize::try_from(self.max_sessions).unwrap_or(usize::MAX),
+                run_timeout: self.run_timeout,
+                ..Default::default()
+            },
+            gateway: k8e_gateway::Config {
+                socket: self
+                    .socket
+                    .unwrap_or_else(|| globals.data_dir.join("k8e.sock")),
+                socket_group: SOCKET_GROUP.to_owned(),
+                tcp,
+                tls_dir: globals.data_dir.join("tls"),
+            },
+        })
+    }
+}
+
+pub(super) fn socket_group() -> Option<u32> {
+    k8e_gateway::group_id(SOCKET_GROUP)
+}
+
+fn listen(text: &str) -> Result<Listen, String> {
+    match text {
+        "none" => Ok(Listen::None),
+        text => text.parse().map(Listen::On).map_err(|_| {
+            format!("{text:?} is not an address: write 127.0.0.1:50051, [::]:50051 or none")
+        }),
+    }
+}
+
+fn finite(text: &str) -> Result<Duration, String> {
+    let missing =
+        || "a run must end some time: write 30s or 10m; a single run may ask for none".to_owned();
+    units::span(text)?.into_option().ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        assert_eq!(listen("none"), Ok(Listen::None));
+        assert_eq!(
+            listen("127.0.0.1:1"),
+            Ok(Listen::On("127.0.0.1:1".parse().unwrap()))
+        );
+        assert!(listen("localhost").is_err());
+        assert!(finite("never").is_err());
+        assert_eq!(finite("2m"), Ok(Duration::from_secs(120)));
+    }
+}

@@ -1,0 +1,61 @@
+//! Why the server did not start, or stopped.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why the server did not start, or stopped.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(
+        "k8e server needs root, because it makes namespaces, mounts and control groups: run it with sudo"
+    )]
+    NotRoot,
+    #[error("this k8e was built without its guest: build it with `cargo xtask build`")]
+    NoGuest,
+    #[error("--log {filter:?} is not a filter: write info, debug or k8e_engine=debug")]
+    Log { filter: String },
+    #[error("the default limits cannot work")]
+    Limits(#[source] k8e_model::Error),
+    #[error("cannot {operation} the data directory {}: choose one that root can write, with --data-dir", path.display())]
+    DataDir {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("another k8e server{} uses {}: stop it or choose another --data-dir", shown(*.pid), path.display())]
+    Taken { pid: Option<u32>, path: PathBuf },
+    #[error("cannot start the native runtime")]
+    Driver(#[source] k8e_driver::DriverError),
+    #[error("cannot start the runtime")]
+    Runtime(#[source] io::Error),
+    #[error("cannot open the store")]
+    Store(#[source] k8e_store::StoreError),
+    #[error("cannot start the session service")]
+    Engine(#[source] k8e_engine::Error),
+    #[error(transparent)]
+    Gateway(k8e_gateway::Error),
+}
+
+// === impl Error ===
+
+impl Error {
+    /// With its causes, as one line.
+    pub(crate) fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut next = std::error::Error::source(self);
+        while let Some(cause) = next {
+            let cause_text = cause.to_string();
+            if !text.contains(&cause_text) {
+                text.push_str(": ");
+                text.push_str(&cause_text);
+            }
+            next = cause.source();
+        }
+        text
+    }
+}
+
+fn shown(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+}

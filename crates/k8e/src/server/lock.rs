@@ -1,0 +1,103 @@
+//! One server for one data directory.
+//!
+//! The lock is held by every process that has its file open: the server, its launcher, and
+//! launches under way. It is free only when all of them are gone, so a new server never works
+//! beside the rest of an old one.
+
+use super::data_dir::DataDir;
+use super::error::Error;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// What the rest of a killed server needs to go away.
+const WAIT_FOR_REST: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Takes the lock, or says who has it.
+pub(super) fn take(data_dir: &DataDir, socket: &Path) -> Result<OwnedFd, Error> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(data_dir.path().join("lock"))
+        .map_err(|source| data_dir.failed("lock", source))?;
+    let deadline = Instant::now() + WAIT_FOR_REST;
+    while !try_lock(&file).map_err(|source| data_dir.failed("lock", source))? {
+        // A server that answers is no rest.
+        if UnixStream::connect(socket).is_ok() || Instant::now() > deadline {
+            let pid = read_pid(&mut file);
+            return Err(Error::Taken {
+                pid,
+                path: data_dir.path().to_owned(),
+            });
+        }
+        std::thread::sleep(PAUSE);
+    }
+    write_pid(&mut file).map_err(|source| data_dir.failed("write to", source))?;
+    Ok(file.into())
+}
+
+fn try_lock(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn read_pid(file: &mut File) -> Option<u32> {
+    const PID_BYTES_MAX: u64 = 16;
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.take(PID_BYTES_MAX).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+fn write_pid(file: &mut File) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{}", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_second_server_is_told_who_is_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("k8e.sock");
+        let data_dir = DataDir::prepare(dir.path()).unwrap();
+        let first = take(&data_dir, &socket).unwrap();
+        let _answers = UnixListener::bind(&socket).unwrap();
+        let error = take(&data_dir, &socket).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("(pid {})", std::process::id())),
+            "{error}"
+        );
+        drop(first);
+        take(&data_dir, &socket).unwrap();
+    }
+
+    #[test]
+    fn the_rest_of_a_dead_server_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let data_dir = DataDir::prepare(dir.path()).unwrap();
+        let first = take(&data_dir, &dir.path().join("k8e.sock")).unwrap();
+        let rest = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(first);
+        });
+        take(&data_dir, &dir.path().join("k8e.sock")).unwrap();
+        rest.join().unwrap();
+    }
+}

@@ -1,0 +1,58 @@
+//! What the server asks of its own process before it builds anything.
+
+use super::args::ServerArgs;
+use super::error::Error;
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io::IsTerminal as _;
+use tracing_subscriber::EnvFilter;
+
+/// Logging, the terminal, and the permissions of what we create.
+pub(super) fn set_up(args: &ServerArgs) -> Result<(), Error> {
+    let filter = EnvFilter::try_new(&args.log);
+    let known = filter.is_ok();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter.unwrap_or_else(|_| EnvFilter::new("info")))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    if !known {
+        return Err(Error::Log {
+            filter: args.log.clone(),
+        });
+    }
+    if args.detached {
+        // Fails only when we lead a session already, and that is what we want.
+        let _ = rustix::process::setsid();
+    }
+    // Whoever started us may have any; what sandboxes see must not depend on it.
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    Ok(())
+}
+
+/// Whether this process can be a server at all.
+pub(super) fn check(guest: &[u8]) -> Result<(), Error> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::NotRoot);
+    }
+    if guest.is_empty() {
+        return Err(Error::NoGuest);
+    }
+    Ok(())
+}
+
+/// As many descriptors as we may have: each client and each command costs a few.
+pub(super) fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if setrlimit(Resource::Nofile, raised).is_err() {
+        tracing::warn!(
+            "the limit of {:?} open files could not be raised",
+            limit.current
+        );
+    }
+}

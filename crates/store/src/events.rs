@@ -1,0 +1,132 @@
+//! What happened to a session, numbered from 1, the newest thousand.
+
+use crate::{Store, StoreError};
+use k8e_model::{SessionId, UnixMillis};
+use serde_json::{Map, Value};
+use sqlx::Row as _;
+use std::collections::BTreeMap;
+
+/// Enough to see what an agent did in a day; a chatty session must not fill the disk.
+pub const EVENTS_KEPT_MAX: u64 = 1000;
+
+/// Of a page when nobody says.
+const PAGE_EVENTS_DEFAULT: u32 = 100;
+
+/// An event to write down.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewEvent {
+    /// Whose.
+    pub session: SessionId,
+    /// When.
+    pub at: UnixMillis,
+    /// What, in one word.
+    pub kind: &'static str,
+    /// The rest.
+    pub detail: Map<String, Value>,
+}
+
+/// An event as it was written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Its number in the session, from 1.
+    pub seq: u64,
+    /// When.
+    pub at: UnixMillis,
+    /// What, in one word.
+    pub kind: String,
+    /// A JSON object.
+    pub detail: String,
+}
+
+/// Some events of a session, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventPage {
+    /// Oldest first.
+    pub events: Vec<Event>,
+    /// Older ones are no longer kept, or more follow.
+    pub truncated: bool,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// Writes events down, in order, all or none. Those of sessions that are not recorded are dropped.
+    pub async fn append_events(&self, events: &[NewEvent]) -> Result<(), StoreError> {
+        const INSERT: &str = "INSERT INTO events (session, seq, at, kind, detail) \
+             SELECT $1, 1 + COALESCE((SELECT MAX(seq) FROM events WHERE session = $1), 0), $2, $3, $4 \
+             WHERE EXISTS (SELECT 1 FROM sessions WHERE id = $1) RETURNING seq";
+        let failed = || self.sql("write events");
+        let mut transaction = self
+            .shared
+            .write
+            .begin_with("BEGIN IMMEDIATE")
+            .await
+            .map_err(failed())?;
+        let mut newest = BTreeMap::new();
+        for event in events {
+            let seq = sqlx::query(INSERT)
+                .bind(event.session.as_str())
+                .bind(event.at)
+                .bind(event.kind)
+                .bind(Value::Object(event.detail.clone()).to_string())
+                .fetch_optional(&mut *transaction)
+                .await
+                .map_err(failed())?;
+            if let Some(row) = seq {
+                newest.insert(&event.session, row.get::<i64, _>(0));
+            }
+        }
+        for (session, seq) in newest {
+            let gone = seq.saturating_sub(EVENTS_KEPT_MAX.cast_signed());
+            if gone > 0 {
+                sqlx::query("DELETE FROM events WHERE session = $1 AND seq <= $2")
+                    .bind(session.as_str())
+                    .bind(gone)
+                    .execute(&mut *transaction)
+                    .await
+                    .map_err(failed())?;
+            }
+        }
+        transaction.commit().await.map_err(failed())
+    }
+
+    /// Events after number `after`, at most `limit`; 0 is the default.
+    pub async fn events(
+        &self,
+        session: &SessionId,
+        after: u64,
+        limit: u32,
+    ) -> Result<EventPage, StoreError> {
+        let most = u32::try_from(EVENTS_KEPT_MAX).unwrap_or(u32::MAX);
+        let limit = if limit == 0 {
+            PAGE_EVENTS_DEFAULT
+        } else {
+            limit.min(most)
+        };
+        let rows = sqlx::query("SELECT seq, at, kind, detail FROM events WHERE session = $1 AND seq > $2 ORDER BY seq LIMIT $3")
+            .bind(session.as_str())
+            .bind(i64::try_from(after).unwrap_or(i64::MAX))
+            .bind(i64::from(limit) + 1)
+            .fetch_all(&self.shared.read)
+            .await
+            .map_err(self.sql("read events"))?;
+        let mut events: Vec<Event> = rows
+            .into_iter()
+            .map(|row| Event {
+                seq: row.get::<i64, _>(0).unsigned_abs(),
+                at: row.get(1),
+                kind: row.get(2),
+                detail: row.get(3),
+            })
+            .collect();
+        let more = events.len() > limit as usize;
+        events.truncate(limit as usize);
+        let lost = events
+            .first()
+            .is_some_and(|first| first.seq > after.saturating_add(1));
+        Ok(EventPage {
+            events,
+            truncated: more || lost,
+        })
+    }
+}

@@ -1,0 +1,297 @@
+//! What the commands of a session wrote, as bytes, the newest 8 to 16 MiB.
+//!
+//! A session has a directory with one or two files, each named by the offset it starts at. Offsets
+//! count from the session's first byte for ever, so a reader that follows along never reads a byte
+//! twice, and nothing but the names and sizes of the files has to be remembered.
+
+use crate::{Store, StoreError};
+use k8e_model::SessionId;
+use std::collections::HashMap;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One file; two are kept, so a session holds at most 16 MiB.
+pub const TRANSCRIPT_FILE_BYTES_MAX: u64 = 8 * 1024 * 1024;
+
+/// Of a page when nobody says.
+pub const PAGE_BYTES_DEFAULT: u64 = 256 * 1024;
+
+/// A page travels in one message.
+pub const PAGE_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Files held open for appending; over that they are opened again when needed.
+const OPEN_MAX: usize = 128;
+
+/// A piece of a transcript.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TranscriptPage {
+    /// The bytes.
+    pub output: Vec<u8>,
+    /// Where `output` starts; larger than asked when the beginning is no longer kept.
+    pub offset: u64,
+    /// Where to read on.
+    pub next_offset: u64,
+    /// Bytes between what was asked and `offset` are no longer kept.
+    pub truncated_before: bool,
+    /// Nothing follows just now.
+    pub eof: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Transcripts(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    dir: PathBuf,
+    open: Mutex<HashMap<SessionId, Log>>,
+}
+
+/// The file that is appended to.
+#[derive(Debug)]
+struct Log {
+    file: File,
+    base: u64,
+    bytes: u64,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// Appends to a session's transcript.
+    pub async fn append_transcript(
+        &self,
+        session: &SessionId,
+        output: Vec<u8>,
+    ) -> Result<(), StoreError> {
+        let id = session.clone();
+        self.transcripts(move |t| t.append(&id, &output)).await
+    }
+
+    /// A piece of a session's transcript, from `offset`, at most `limit` bytes; 0 is the default.
+    pub async fn transcript(
+        &self,
+        session: &SessionId,
+        offset: u64,
+        limit: u64,
+    ) -> Result<TranscriptPage, StoreError> {
+        let limit = if limit == 0 {
+            PAGE_BYTES_DEFAULT
+        } else {
+            limit.min(PAGE_BYTES_MAX)
+        };
+        let id = session.clone();
+        self.transcripts(move |t| t.page(&id, offset, limit)).await
+    }
+
+    /// Lets go of the file of a session that writes no more. It opens again by itself.
+    pub fn close_transcript(&self, session: &SessionId) {
+        self.shared.transcripts.open_files().remove(session);
+    }
+
+    /// Removes a session's transcript.
+    pub async fn remove_transcript(&self, session: &SessionId) -> Result<(), StoreError> {
+        let id = session.clone();
+        self.transcripts(move |t| t.remove(&id)).await
+    }
+
+    /// File calls block, so they run where blocking is allowed.
+    async fn transcripts<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Transcripts) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let transcripts = self.shared.transcripts.clone();
+        let path = transcripts.0.dir.clone();
+        match tokio::task::spawn_blocking(move || work(&transcripts)).await {
+            Ok(done) => done,
+            Err(e) => Err(StoreError::File {
+                operation: "work on",
+                path,
+                source: std::io::Error::other(e),
+            }),
+        }
+    }
+}
+
+// === impl Transcripts ===
+
+impl Transcripts {
+    pub(crate) fn open(dir: &Path) -> std::io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        Ok(Self(Arc::new(Inner {
+            dir: dir.to_owned(),
+            open: Mutex::default(),
+        })))
+    }
+
+    fn open_files(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Log>> {
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dir_of(&self, id: &SessionId) -> PathBuf {
+        self.0.dir.join(id.as_str())
+    }
+
+    fn append(&self, id: &SessionId, output: &[u8]) -> Result<(), StoreError> {
+        // Taken out while it is written: a failed write may have left half of it, and then the
+        // size on disk is the truth again.
+        let held = self.open_files().remove(id);
+        let mut log = match held {
+            Some(log) => log,
+            None => self.newest(id)?,
+        };
+        let mut rest = output;
+        while !rest.is_empty() {
+            if log.bytes >= TRANSCRIPT_FILE_BYTES_MAX {
+                log = self.rotate(id, &log)?;
+            }
+            let room = usize::try_from(TRANSCRIPT_FILE_BYTES_MAX - log.bytes).unwrap_or(usize::MAX);
+            let (now, later) = rest.split_at(rest.len().min(room));
+            log.file
+                .write_all(now)
+                .map_err(|e| self.file("append to", &self.path(id, log.base), e))?;
+            log.bytes += now.len() as u64;
+            rest = later;
+        }
+        let mut open = self.open_files();
+        if open.len() >= OPEN_MAX {
+            open.clear();
+        }
+        open.insert(id.clone(), log);
+        Ok(())
+    }
+
+    fn newest(&self, id: &SessionId) -> Result<Log, StoreError> {
+        let dir = self.dir_of(id);
+        std::fs::create_dir_all(&dir).map_err(|e| self.file("make", &dir, e))?;
+        let base = self.files(id)?.last().map_or(0, |(base, _)| *base);
+        self.log(id, base)
+    }
+
+    fn log(&self, id: &SessionId, base: u64) -> Result<Log, StoreError> {
+        let path = self.path(id, base);
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|e| self.file("open", &path, e))?;
+        let bytes = file
+            .metadata()
+            .map_err(|e| self.file("stat", &path, e))?
+            .len();
+        Ok(Log { file, base, bytes })
+    }
+
+    fn rotate(&self, id: &SessionId, full: &Log) -> Result<Log, StoreError> {
+        let next = self.log(id, full.base + full.bytes)?;
+        for (base, _) in self.files(id)? {
+            if base < full.base {
+                let path = self.path(id, base);
+                std::fs::remove_file(&path).map_err(|e| self.file("remove", &path, e))?;
+            }
+        }
+        Ok(next)
+    }
+
+    fn page(&self, id: &SessionId, offset: u64, limit: u64) -> Result<TranscriptPage, StoreError> {
+        let files = self.files(id)?;
+        let start = files.first().map_or(0, |(base, _)| *base);
+        let end = files.last().map_or(0, |(base, bytes)| base + bytes);
+        let from = offset.clamp(start, end);
+        let until = from.saturating_add(limit).min(end);
+        let mut output = Vec::with_capacity(usize::try_from(until - from).unwrap_or(0));
+        for (base, bytes) in files {
+            let (a, b) = (from.max(base), until.min(base + bytes));
+            if a < b {
+                let path = self.path(id, base);
+                self.read(&path, a - base, b - a, &mut output)?;
+            }
+        }
+        let next_offset = from + output.len() as u64;
+        Ok(TranscriptPage {
+            output,
+            offset: from,
+            next_offset,
+            truncated_before: offset < start,
+            eof: next_offset >= end,
+        })
+    }
+
+    fn read(
+        &self,
+        path: &Path,
+        offset: u64,
+        bytes: u64,
+        output: &mut Vec<u8>,
+    ) -> Result<(), StoreError> {
+        let mut file = match File::open(path) {
+            Ok(file) => file,
+            // Rotated away between the listing and now: the next page says so.
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(self.file("open", path, e)),
+        };
+        file.seek(SeekFrom::Start(offset))
+            .map_err(|e| self.file("seek in", path, e))?;
+        file.take(bytes)
+            .read_to_end(output)
+            .map_err(|e| self.file("read", path, e))?;
+        Ok(())
+    }
+
+    fn remove(&self, id: &SessionId) -> Result<(), StoreError> {
+        self.open_files().remove(id);
+        let dir = self.dir_of(id);
+        match std::fs::remove_dir_all(&dir) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(self.file("remove", &dir, e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Start and size of each file, oldest first.
+    fn files(&self, id: &SessionId) -> Result<Vec<(u64, u64)>, StoreError> {
+        let dir = self.dir_of(id);
+        let failed = |e| self.file("list", &dir, e);
+        let entries = match std::fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(failed(e)),
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let base = name
+                .to_str()
+                .and_then(|name| name.strip_suffix(".log"))
+                .and_then(|base| base.parse().ok());
+            if let Some(base) = base {
+                match entry.metadata() {
+                    Ok(metadata) => files.push((base, metadata.len())),
+                    Err(e) if e.kind() == ErrorKind::NotFound => {}
+                    Err(e) => return Err(failed(e)),
+                }
+            }
+        }
+        files.sort_unstable();
+        Ok(files)
+    }
+
+    fn path(&self, id: &SessionId, base: u64) -> PathBuf {
+        self.dir_of(id).join(format!("{base}.log"))
+    }
+
+    fn file(&self, operation: &'static str, path: &Path, source: std::io::Error) -> StoreError {
+        if crate::is_full(&source) {
+            return StoreError::Full {
+                dir: self.0.dir.clone(),
+            };
+        }
+        StoreError::File {
+            operation,
+            path: path.to_owned(),
+            source,
+        }
+    }
+}

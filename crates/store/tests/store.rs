@@ -1,0 +1,504 @@
+//! The store on a real disk.
+#![allow(
+    clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "a test that is surprised panics"
+)]
+
+use k8e_model::{Code, Phase, RuntimeKind, SandboxId, Session, SessionId, SessionSpec};
+use k8e_store::{
+    EVENTS_KEPT_MAX, NewEvent, PAGE_BYTES_MAX, SessionQuery, Store, StoreError,
+    TRANSCRIPT_FILE_BYTES_MAX,
+};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+async fn open(dir: &tempfile::TempDir) -> Store {
+    Store::open(dir.path()).await.unwrap()
+}
+
+fn id(text: &str) -> SessionId {
+    text.parse().unwrap()
+}
+
+fn session(text: &str) -> Session {
+    let spec = SessionSpec::default();
+    Session {
+        id: id(text),
+        owner: "local".to_owned(),
+        tenant: spec.tenant,
+        phase: Phase::Creating,
+        reason: String::new(),
+        runtime: RuntimeKind::Native,
+        sandbox: SandboxId::random(),
+        template: spec.template,
+        env: [("A".to_owned(), "ü\n".to_owned())]
+            .into_iter()
+            .collect::<std::collections::BTreeMap<_, _>>()
+            .try_into()
+            .unwrap(),
+        labels: spec.labels,
+        limits: spec.limits,
+        lifetime: k8e_model::Lifetime {
+            ttl: Some(Duration::from_millis(1500)),
+            idle: None,
+        },
+        created_at: 1,
+        last_used: 2,
+    }
+}
+
+fn event(session: &str, number: u64) -> NewEvent {
+    let serde_json::Value::Object(detail) = serde_json::json!({ "number": number }) else {
+        unreachable!()
+    };
+    NewEvent {
+        session: id(session),
+        at: 5,
+        kind: "test",
+        detail,
+    }
+}
+
+#[tokio::test]
+async fn a_session_comes_back_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = session("s");
+    {
+        let store = open(&dir).await;
+        store.insert_session(&made).await.unwrap();
+        store.close().await;
+    }
+    let store = open(&dir).await;
+    assert_eq!(store.session(&id("s")).await.unwrap(), Some(made));
+    assert_eq!(store.session(&id("other")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn records_are_closed_to_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("s")).await.unwrap();
+    for name in ["k8e.db", "k8e.db-wal", "transcripts"] {
+        let mode = std::fs::metadata(dir.path().join(name))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o077, 0, "{name} has mode {mode:o}");
+    }
+}
+
+#[tokio::test]
+async fn phases_only_go_forward() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("s")).await.unwrap();
+    assert!(
+        store
+            .set_phase(&id("s"), Phase::Active, "", 10)
+            .await
+            .unwrap()
+    );
+    assert!(
+        store
+            .set_phase(&id("s"), Phase::Terminating, "why", 10)
+            .await
+            .unwrap()
+    );
+    assert!(
+        !store
+            .set_phase(&id("s"), Phase::Active, "", 10)
+            .await
+            .unwrap()
+    );
+    assert!(
+        store
+            .set_phase(&id("s"), Phase::Ended, "why", 10)
+            .await
+            .unwrap()
+    );
+    assert!(
+        !store
+            .set_phase(&id("s"), Phase::Ended, "later", 10)
+            .await
+            .unwrap()
+    );
+    assert!(
+        !store
+            .set_phase(&id("none"), Phase::Ended, "", 10)
+            .await
+            .unwrap()
+    );
+    let kept = store.session(&id("s")).await.unwrap().unwrap();
+    assert_eq!((kept.phase, kept.reason.as_str()), (Phase::Ended, "why"));
+}
+
+#[tokio::test]
+async fn only_an_ended_session_is_replaced_and_its_history_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("s")).await.unwrap();
+    store.append_events(&[event("s", 1)]).await.unwrap();
+    store
+        .append_transcript(&id("s"), b"old".to_vec())
+        .await
+        .unwrap();
+    let again = store.insert_session(&session("s")).await.unwrap_err();
+    assert!(matches!(again, StoreError::Exists(_)), "{again}");
+    store
+        .set_phase(&id("s"), Phase::Ended, "", 10)
+        .await
+        .unwrap();
+    store.insert_session(&session("s")).await.unwrap();
+    assert!(
+        store
+            .events(&id("s"), 0, 0)
+            .await
+            .unwrap()
+            .events
+            .is_empty()
+    );
+    assert!(
+        store
+            .transcript(&id("s"), 0, 0)
+            .await
+            .unwrap()
+            .output
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn sessions_are_found_by_owner_tenant_and_phase() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    for (name, owner, tenant) in [("a", "x", "t"), ("b", "x", "u"), ("c", "y", "t")] {
+        let made = Session {
+            owner: owner.to_owned(),
+            tenant: tenant.parse().unwrap(),
+            ..session(name)
+        };
+        store.insert_session(&made).await.unwrap();
+    }
+    store
+        .set_phase(&id("a"), Phase::Active, "", 10)
+        .await
+        .unwrap();
+    store
+        .set_phase(&id("c"), Phase::Ended, "", 10)
+        .await
+        .unwrap();
+    let ids = async |query: SessionQuery| -> Vec<String> {
+        store
+            .sessions(&query)
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|s| s.id.to_string())
+            .collect()
+    };
+    assert_eq!(ids(SessionQuery::default()).await, ["a", "b", "c"]);
+    assert_eq!(
+        ids(SessionQuery {
+            owner: Some("x".to_owned()),
+            ..Default::default()
+        })
+        .await,
+        ["a", "b"]
+    );
+    assert_eq!(
+        ids(SessionQuery {
+            phase: Some(Phase::Ended),
+            ..Default::default()
+        })
+        .await,
+        ["c"]
+    );
+    assert_eq!(
+        store
+            .active_session("x", &"t".parse().unwrap())
+            .await
+            .unwrap()
+            .unwrap()
+            .id,
+        id("a")
+    );
+    assert_eq!(
+        store
+            .active_session("x", &"u".parse().unwrap())
+            .await
+            .unwrap(),
+        None
+    );
+    let unended: Vec<_> = store
+        .unended_sessions()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|s| s.id.to_string())
+        .collect();
+    assert_eq!(unended, ["a", "b"]);
+}
+
+#[tokio::test]
+async fn last_use_only_moves_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("s")).await.unwrap();
+    store.touch_session(&id("s"), 50).await.unwrap();
+    store.touch_session(&id("s"), 40).await.unwrap();
+    assert_eq!(
+        store.session(&id("s")).await.unwrap().unwrap().last_used,
+        50
+    );
+}
+
+#[tokio::test]
+async fn purging_removes_old_ended_sessions_with_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    for name in ["old", "new", "alive"] {
+        store.insert_session(&session(name)).await.unwrap();
+        store.append_events(&[event(name, 1)]).await.unwrap();
+        store
+            .append_transcript(&id(name), b"x".to_vec())
+            .await
+            .unwrap();
+    }
+    store
+        .set_phase(&id("old"), Phase::Ended, "", 10)
+        .await
+        .unwrap();
+    store
+        .set_phase(&id("new"), Phase::Ended, "", 100)
+        .await
+        .unwrap();
+    assert_eq!(store.purge_ended(50).await.unwrap(), [id("old")]);
+    assert_eq!(store.session(&id("old")).await.unwrap(), None);
+    assert!(
+        store
+            .events(&id("old"), 0, 0)
+            .await
+            .unwrap()
+            .events
+            .is_empty()
+    );
+    assert!(!dir.path().join("transcripts/old").exists());
+    assert!(dir.path().join("transcripts/new").exists());
+    assert_eq!(
+        store.events(&id("new"), 0, 0).await.unwrap().events.len(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn events_are_numbered_paged_and_pruned() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("s")).await.unwrap();
+    store.insert_session(&session("t")).await.unwrap();
+    let total = EVENTS_KEPT_MAX + 20;
+    for start in (1..=total).step_by(100) {
+        let batch: Vec<_> = (start..=total.min(start + 99))
+            .map(|n| event("s", n))
+            .collect();
+        store.append_events(&batch).await.unwrap();
+    }
+    store
+        .append_events(&[event("t", 1), event("gone", 1)])
+        .await
+        .unwrap();
+
+    let first = store.events(&id("s"), 0, 0).await.unwrap();
+    assert_eq!(
+        (first.events.len(), first.events[0].seq, first.truncated),
+        (100, 21, true)
+    );
+    assert_eq!(first.events[0].detail, r#"{"number":21}"#);
+    let all = store.events(&id("s"), 20, u32::MAX).await.unwrap();
+    assert_eq!((all.events.len(), all.truncated), (1000, false));
+    let rest = store.events(&id("s"), total - 1, 10).await.unwrap();
+    assert_eq!(
+        (rest.events.len(), rest.events[0].seq, rest.truncated),
+        (1, total, false)
+    );
+    assert_eq!(
+        store.events(&id("s"), u64::MAX, 0).await.unwrap(),
+        Default::default()
+    );
+    assert_eq!(store.events(&id("t"), 0, 0).await.unwrap().events[0].seq, 1);
+}
+
+#[tokio::test]
+async fn a_transcript_counts_for_ever_and_stays_small() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    let mebibyte = |n: u8| vec![n; 1024 * 1024];
+    for n in 0..20 {
+        store
+            .append_transcript(&id("s"), mebibyte(n))
+            .await
+            .unwrap();
+    }
+    assert!(bytes_in(&dir.path().join("transcripts/s")) <= 2 * TRANSCRIPT_FILE_BYTES_MAX);
+    let page = store.transcript(&id("s"), 0, 4).await.unwrap();
+    assert_eq!(
+        (page.offset, page.truncated_before, page.eof),
+        (8 << 20, true, false)
+    );
+    assert_eq!(page.output, [8; 4]);
+
+    // Across a restart the offsets go on.
+    store.close().await;
+    drop(store);
+    let store = open(&dir).await;
+    store
+        .append_transcript(&id("s"), b"end".to_vec())
+        .await
+        .unwrap();
+    let page = store.transcript(&id("s"), (20 << 20) - 1, 0).await.unwrap();
+    assert_eq!(
+        (page.output.as_slice(), page.eof, page.truncated_before),
+        (&b"\x13end"[..], true, false)
+    );
+    assert_eq!(page.next_offset, (20 << 20) + 3);
+    let beyond = store.transcript(&id("s"), u64::MAX, 0).await.unwrap();
+    assert_eq!(
+        (beyond.output.len(), beyond.next_offset, beyond.eof),
+        (0, (20 << 20) + 3, true)
+    );
+    // A page across two files, and the largest page.
+    let across = store.transcript(&id("s"), (16 << 20) - 1, 2).await.unwrap();
+    assert_eq!(across.output, [15, 16]);
+    assert_eq!(
+        store
+            .transcript(&id("s"), 9 << 20, u64::MAX)
+            .await
+            .unwrap()
+            .output
+            .len() as u64,
+        PAGE_BYTES_MAX
+    );
+}
+
+#[tokio::test]
+async fn a_transcript_that_is_not_there_is_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = open(&dir).await.transcript(&id("s"), 7, 0).await.unwrap();
+    assert_eq!(
+        (page.output.len(), page.next_offset, page.eof),
+        (0, 0, true)
+    );
+}
+
+#[tokio::test]
+async fn many_writers_and_readers_do_not_lock_each_other_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    let tasks: Vec<_> = (0..50)
+        .map(|n| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let name = format!("s-{n}");
+                store.insert_session(&session(&name)).await.unwrap();
+                store.append_events(&[event(&name, 1)]).await.unwrap();
+                store.sessions(&SessionQuery::default()).await.unwrap();
+                store
+                    .set_phase(&id(&name), Phase::Ended, "", 1)
+                    .await
+                    .unwrap();
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(
+        store
+            .sessions(&SessionQuery::default())
+            .await
+            .unwrap()
+            .len(),
+        50
+    );
+}
+
+#[tokio::test]
+async fn a_newer_database_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    open(&dir).await.close().await;
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(dir.path().join("k8e.db"));
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    sqlx::query("INSERT INTO _sqlx_migrations SELECT 9999, 'future', installed_on, success, checksum, execution_time FROM _sqlx_migrations")
+        .execute(&pool)
+        .await
+        .unwrap();
+    pool.close().await;
+    let error = Store::open(dir.path()).await.unwrap_err();
+    assert!(error.to_string().contains("newer k8e"), "{error}");
+    assert_eq!(error.code(), Code::Precondition);
+}
+
+#[tokio::test]
+async fn a_damaged_database_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("k8e.db"), vec![b'x'; 8192]).unwrap();
+    let error = Store::open(dir.path()).await.unwrap_err();
+    assert!(error.to_string().contains("damaged"), "{error}");
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_used_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, b"").unwrap();
+    let error = Store::open(&file).await.unwrap_err();
+    assert!(error.to_string().contains("--data-dir"), "{error}");
+
+    // Root writes everywhere but where the kernel itself refuses.
+    let closed = if rootless() {
+        read_only(&dir)
+    } else {
+        "/proc/k8e".into()
+    };
+    let error = Store::open(Path::new(&closed)).await.unwrap_err();
+    assert!(error.to_string().contains("make it writable"), "{error}");
+    assert_eq!(error.code(), Code::Precondition);
+}
+
+/// `/dev/full` refuses every byte as a full disk does.
+#[tokio::test]
+async fn a_full_disk_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    std::fs::create_dir_all(dir.path().join("transcripts/s")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", dir.path().join("transcripts/s/0.log")).unwrap();
+    let error = store
+        .append_transcript(&id("s"), b"x".to_vec())
+        .await
+        .unwrap_err();
+    assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
+    assert_eq!(error.code(), Code::Exhausted);
+    assert!(error.to_string().contains("free some space"), "{error}");
+}
+
+fn rootless() -> bool {
+    std::fs::metadata("/proc/self")
+        .map(|m| std::os::unix::fs::MetadataExt::uid(&m) != 0)
+        .unwrap()
+}
+
+fn read_only(dir: &tempfile::TempDir) -> std::path::PathBuf {
+    let closed = dir.path().join("closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o500)).unwrap();
+    closed
+}
+
+fn bytes_in(dir: &Path) -> u64 {
+    std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().len())
+        .sum()
+}

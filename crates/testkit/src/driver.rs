@@ -1,0 +1,278 @@
+//! A driver whose sandboxes are threads of the test: no isolation, and every failure at hand.
+
+use crate::scripted::{self, Script};
+use crate::thread::GuestThread;
+use async_trait::async_trait;
+use k8e_driver::{Driver, DriverError, GuestAddress, Probe, Sandbox, SandboxSpec};
+use k8e_model::{LimitEvents, RuntimeKind, SandboxId};
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// A driver whose sandboxes are threads of the test. Clones share everything.
+#[derive(Clone)]
+pub struct FakeDriver(Arc<Inner>);
+
+struct Inner {
+    kind: RuntimeKind,
+    dir: tempfile::TempDir,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// None: the real guest, in this process.
+    script: Option<Script>,
+    probe: Option<Probe>,
+    fail_next_launch: Option<String>,
+    destroys_to_fail: usize,
+    launch_delay: Duration,
+    launched: usize,
+    sandboxes: HashMap<SandboxId, Arc<FakeSandbox>>,
+}
+
+struct FakeSandbox {
+    id: SandboxId,
+    address: GuestAddress,
+    socket: PathBuf,
+    guest: Mutex<Option<GuestThread>>,
+    died: watch::Sender<bool>,
+    limit_events: Mutex<LimitEvents>,
+}
+
+/// What the engine holds.
+struct Handle {
+    driver: Arc<Inner>,
+    sandbox: Arc<FakeSandbox>,
+}
+
+// === impl FakeDriver ===
+
+impl FakeDriver {
+    /// Sandboxes run the real guest in this process: commands run on this machine, as this user.
+    pub fn new() -> Self {
+        Self::of_kind(RuntimeKind::Native)
+    }
+
+    /// The same, posing as another kind.
+    pub fn of_kind(kind: RuntimeKind) -> Self {
+        let dir = tempfile::tempdir().expect("a test can make a directory");
+        Self(Arc::new(Inner {
+            kind,
+            dir,
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Sandboxes follow a script.
+    pub fn scripted(script: Script) -> Self {
+        let driver = Self::new();
+        driver.set_script(Some(script));
+        driver
+    }
+
+    /// What sandboxes launched from now on follow; none is the real guest.
+    pub fn set_script(&self, script: Option<Script>) {
+        self.0.state().script = script;
+    }
+
+    /// What it says of itself.
+    pub fn set_probe(&self, probe: Probe) {
+        self.0.state().probe = Some(probe);
+    }
+
+    /// Makes the next launch fail with this message.
+    pub fn fail_next_launch(&self, message: &str) {
+        self.0.state().fail_next_launch = Some(message.to_owned());
+    }
+
+    /// Makes this many destructions fail.
+    pub fn fail_destroys(&self, times: usize) {
+        self.0.state().destroys_to_fail = times;
+    }
+
+    /// Makes launches take this long.
+    pub fn set_launch_delay(&self, delay: Duration) {
+        self.0.state().launch_delay = delay;
+    }
+
+    /// Kills a sandbox, as the kernel would; its traces stay until it is destroyed or swept.
+    pub fn kill(&self, id: &SandboxId) {
+        let sandbox = self.0.state().sandboxes.get(id).cloned();
+        sandbox.expect("a test kills a sandbox that exists").die();
+    }
+
+    /// Kills only a sandbox's guest: nobody is told.
+    pub fn kill_guest(&self, id: &SandboxId) {
+        let sandbox = self.0.state().sandboxes.get(id).cloned();
+        drop(lock(&sandbox.expect("a test kills a guest that exists").guest).take());
+    }
+
+    /// What a sandbox says of its limits from now on.
+    pub fn set_limit_events(&self, id: &SandboxId, events: LimitEvents) {
+        let sandbox = self.0.state().sandboxes.get(id).cloned();
+        *lock(
+            &sandbox
+                .expect("a test changes a sandbox that exists")
+                .limit_events,
+        ) = events;
+    }
+
+    /// Sandboxes of which anything is left.
+    pub fn sandboxes(&self) -> Vec<SandboxId> {
+        self.0.state().sandboxes.keys().cloned().collect()
+    }
+
+    /// How many were ever launched.
+    pub fn launched(&self) -> usize {
+        self.0.state().launched
+    }
+}
+
+impl Default for FakeDriver {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[async_trait]
+impl Driver for FakeDriver {
+    fn kind(&self) -> RuntimeKind {
+        self.0.kind
+    }
+
+    fn probe(&self) -> Probe {
+        self.0
+            .state()
+            .probe
+            .clone()
+            .unwrap_or(Probe::Usable { weaker: Vec::new() })
+    }
+
+    async fn launch(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, DriverError> {
+        let (delay, failure) = {
+            let mut state = self.0.state();
+            (state.launch_delay, state.fail_next_launch.take())
+        };
+        tokio::time::sleep(delay).await;
+        if let Some(message) = failure {
+            return Err(DriverError::Unusable(message));
+        }
+        let socket = self.0.dir.path().join(format!("{}.sock", spec.id));
+        let script = self.0.state().script.clone();
+        let guest = match script {
+            Some(script) => {
+                GuestThread::start(&socket, |listener| scripted::serve(listener, script))
+            }
+            None => GuestThread::start(&socket, |listener| {
+                k8e_guest::serve(listener, k8e_guest::Config::default())
+            }),
+        };
+        let sandbox = Arc::new(FakeSandbox {
+            id: spec.id.clone(),
+            address: GuestAddress::Unix(Arc::new(socket.clone())),
+            guest: Mutex::new(Some(guest.map_err(DriverError::step("start", "a guest"))?)),
+            socket,
+            died: watch::Sender::new(false),
+            limit_events: Mutex::default(),
+        });
+        let mut state = self.0.state();
+        state.launched += 1;
+        state
+            .sandboxes
+            .insert(spec.id.clone(), Arc::clone(&sandbox));
+        Ok(Box::new(Handle {
+            driver: Arc::clone(&self.0),
+            sandbox,
+        }))
+    }
+
+    async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
+        let sandbox = self
+            .0
+            .state()
+            .sandboxes
+            .get(id)
+            .filter(|sandbox| !*sandbox.died.borrow())
+            .cloned();
+        Ok(sandbox.map(|sandbox| {
+            Box::new(Handle {
+                driver: Arc::clone(&self.0),
+                sandbox,
+            }) as Box<dyn Sandbox>
+        }))
+    }
+
+    async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError> {
+        let swept: Vec<_> = {
+            let mut state = self.0.state();
+            state
+                .sandboxes
+                .extract_if(|id, _| !keep.contains(id))
+                .collect()
+        };
+        for (_, sandbox) in &swept {
+            sandbox.die();
+        }
+        Ok(swept.into_iter().map(|(id, _)| id).collect())
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+// === impl FakeSandbox ===
+
+impl FakeSandbox {
+    fn die(&self) {
+        drop(lock(&self.guest).take());
+        std::fs::remove_file(&self.socket).ok();
+        self.died.send_replace(true);
+    }
+}
+
+// === impl Handle ===
+
+#[async_trait]
+impl Sandbox for Handle {
+    fn guest(&self) -> &GuestAddress {
+        &self.sandbox.address
+    }
+
+    fn limit_events(&self) -> LimitEvents {
+        *lock(&self.sandbox.limit_events)
+    }
+
+    async fn died(&self) {
+        self.sandbox
+            .died
+            .subscribe()
+            .wait_for(|died| *died)
+            .await
+            .ok();
+    }
+
+    async fn destroy(&self) -> Result<(), DriverError> {
+        {
+            let mut state = self.driver.state();
+            if state.destroys_to_fail > 0 {
+                state.destroys_to_fail -= 1;
+                return Err(DriverError::Exhausted("the mount is busy".to_owned()));
+            }
+            state.sandboxes.remove(&self.sandbox.id);
+        }
+        self.sandbox.die();
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,219 @@
+//! Attempts on the kernel: its settings, namespaces, modules, clocks, keys and newer subsystems.
+
+use super::{attempt, attempt_sh};
+
+#[test]
+fn write_a_sysctl() {
+    attempt(
+        r#"
+for path in ["kernel/core_pattern", "kernel/hostname", "vm/overcommit_memory", "net/ipv4/ip_forward", "kernel/modprobe"]:
+    print("tried", path)
+    try:
+        open("/proc/sys/" + path, "w").write("x")
+        print("ESCAPED", path)
+    except OSError: pass
+"#,
+    );
+}
+
+#[test]
+fn trigger_sysrq() {
+    attempt_sh(
+        "echo tried; echo h > /proc/sysrq-trigger && [ -s /proc/sysrq-trigger ] && echo ESCAPED; true",
+    );
+    // What is written goes to /dev/null: nothing must have reached the kernel.
+}
+
+#[test]
+fn mount_a_file_system() {
+    attempt(
+        "for kind in (b'tmpfs', b'proc', b'sysfs', b'cgroup', b'cgroup2', b'overlay'): refused(165, kind, b'/mnt', kind, 0, None)",
+    );
+}
+
+#[test]
+fn bind_mount_over_the_root() {
+    attempt("refused(165, b'/usr', b'/mnt', None, 4096, None)");
+}
+
+#[test]
+fn remount_read_only_parts_writable() {
+    attempt(
+        "refused(165, None, b'/proc/sys', None, 32 | 4096, None)\nrefused(166, b'/proc/sys', 2)\nrefused(166, b'/proc/kcore', 2)",
+    );
+}
+
+#[test]
+fn mount_with_the_new_calls() {
+    attempt(
+        "refused(430, b'tmpfs', 0)\nrefused(428, -100, b'/', 1)\nrefused(429, -100, b'/usr', -100, b'/mnt', 0)\nrefused(442, -100, b'/', 0, None, 0)",
+    );
+}
+
+#[test]
+fn pivot_the_root() {
+    attempt("refused(155, b'/', b'/mnt')");
+}
+
+#[test]
+fn use_a_release_agent() {
+    attempt_sh(
+        "echo tried
+         mkdir -p /tmp/cg && mount -t cgroup -o memory cgroup /tmp/cg 2>/dev/null && echo ESCAPED
+         mount -t cgroup2 none /tmp/cg 2>/dev/null && echo ESCAPED
+         find / -xdev -name release_agent 2>/dev/null | grep -q . && echo ESCAPED; ls /sys/fs/cgroup 2>/dev/null | grep -q . && echo ESCAPED; true",
+    );
+}
+
+#[test]
+fn make_a_user_namespace() {
+    attempt(
+        r#"
+for flag in (0x10000000, 0x00020000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x02000000):
+    refused(272, flag)                       # unshare
+    refused(56, flag | 17, 0, 0, 0, 0)       # clone
+refused(435, (ctypes.c_uint64 * 8)(0x10000000, 0, 0, 0, 17, 0, 0, 0), 64, by=(errno.ENOSYS,))  # clone3
+"#,
+    );
+}
+
+#[test]
+fn make_a_user_namespace_with_the_tool() {
+    attempt_sh(
+        "echo tried; unshare --user --map-root-user --mount true 2>/dev/null && echo ESCAPED; true",
+    );
+}
+
+#[test]
+fn enter_the_namespaces_of_others() {
+    attempt(
+        r#"
+for name in ("mnt", "net", "pid", "user", "uts", "ipc", "cgroup"):
+    print("tried", name)
+    try: fd = os.open("/proc/self/ns/" + name, os.O_RDONLY)
+    except OSError: continue
+    refused(308, fd, 0)
+"#,
+    );
+}
+
+#[test]
+fn load_a_module() {
+    attempt(
+        "buf = b'x' * 64\nrefused(175, buf, 64, b'')\nrefused(313, 0, b'', 0)\nrefused(176, b'nf_tables', 0)",
+    );
+}
+
+#[test]
+fn load_another_kernel() {
+    attempt("refused(246, 0, 0, None, 0)\nrefused(320, 0, 0, 0, None, 0)");
+}
+
+#[test]
+fn reboot_the_machine() {
+    attempt("refused(169, 0xfee1dead, 672274793, 0, None)"); // Ctrl-Alt-Del off: harmless if it worked
+}
+
+#[test]
+fn load_a_bpf_program() {
+    attempt(
+        "refused(321, 5, (ctypes.c_char * 128)(), 128)\nrefused(321, 0, (ctypes.c_char * 128)(), 128)",
+    );
+}
+
+#[test]
+fn open_a_perf_event() {
+    attempt("refused(298, (ctypes.c_char * 128)(), 0, -1, -1, 0)");
+}
+
+#[test]
+fn use_userfaultfd() {
+    attempt(
+        "refused(323, 0)\nprint('device', os.path.exists('/dev/userfaultfd'))\nif os.path.exists('/dev/userfaultfd'): print('ESCAPED')",
+    );
+}
+
+#[test]
+fn use_io_uring() {
+    attempt(
+        "refused(425, 8, (ctypes.c_char * 256)())\nrefused(426, 0, 0, 0, 0, None)\nrefused(427, 0, 0, None, 0)",
+    );
+}
+
+#[test]
+fn read_and_plant_keys() {
+    attempt(
+        "refused(250, 0, -3, 0)\nrefused(248, b'user', b'x', b'y', 1, -3)\nrefused(249, b'user', b'x', None, -3)\nif open('/proc/keys').read(): print('ESCAPED')",
+    );
+}
+
+#[test]
+fn set_the_clock() {
+    attempt(
+        r#"
+now = (ctypes.c_long * 2)(0, 0)
+refused(227, 0, now)           # clock_settime
+refused(164, now, None)        # settimeofday
+refused(159, (ctypes.c_char * 256)())  # adjtimex
+refused(305, 0, (ctypes.c_char * 256)())  # clock_adjtime
+"#,
+    );
+}
+
+#[test]
+fn rename_the_host() {
+    attempt("refused(170, b'pwned', 5)\nrefused(171, b'pwned', 5)");
+}
+
+#[test]
+fn read_the_kernel_log() {
+    attempt(
+        "refused(103, 3, (ctypes.c_char * 4096)(), 4096)\nif os.path.exists('/dev/kmsg') or open('/proc/kmsg').read(10): print('ESCAPED')",
+    );
+}
+
+#[test]
+fn read_kernel_memory_and_symbols() {
+    attempt(
+        r#"
+print("tried")
+for path in ("/proc/kcore", "/dev/mem", "/dev/kmem", "/dev/port"):
+    try:
+        if os.path.exists(path) and open(path, "rb").read(16): print("ESCAPED", path)
+    except OSError: pass
+if open("/proc/kallsyms").read(100): print("ESCAPED kallsyms")
+"#,
+    );
+}
+
+#[test]
+fn use_io_ports_and_descriptor_tables() {
+    attempt("refused(172, 3)\nrefused(173, 0, 10, 1)\nrefused(154, 0, (ctypes.c_char * 16)(), 16)");
+}
+
+#[test]
+fn swap_account_and_quota() {
+    attempt(
+        "refused(167, b'/workspace/x', 0)\nrefused(168, b'/x')\nrefused(163, b'/tmp/x')\nrefused(179, 0x800001, b'/dev/loop0', 0, None)",
+    );
+}
+
+#[test]
+fn call_the_kernel_the_old_way() {
+    // 32-bit system calls go past a filter that only knows the 64-bit table.
+    attempt(
+        r#"
+import mmap, signal, subprocess
+code = bytes.fromhex("b814000000" "cd80" "c3")  # mov eax, 20 (getpid); int 0x80; ret
+print("tried")
+pid = os.fork()
+if pid == 0:
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    run = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    os._exit(0 if run() == os.getpid() else 1)
+status = os.waitpid(pid, 0)[1]
+if status == 0: print("ESCAPED")
+"#,
+    );
+}

@@ -1,0 +1,112 @@
+//! Attempts on processes outside, and on the guest.
+
+use super::{attempt, attempt_sh};
+use k8e_e2e::Server;
+
+#[test]
+fn see_processes_of_the_host() {
+    attempt_sh(
+        "echo tried; [ $(ls -d /proc/[0-9]* | wc -l) -lt 12 ] || echo ESCAPED; grep -l 'k8e.server' /proc/[0-9]*/cmdline 2>/dev/null && echo ESCAPED; true",
+    );
+}
+
+#[test]
+fn trace_the_guest() {
+    attempt(
+        r#"
+refused(101, 16, 1, 0, 0)          # PTRACE_ATTACH
+refused(101, 0x4206, 1, 0, 0)      # PTRACE_SEIZE
+buf = (ctypes.c_char * 64)()
+iov = (ctypes.c_ulong * 2)(ctypes.addressof(buf), 64)
+remote = (ctypes.c_ulong * 2)(0x400000, 64)
+refused(310, 1, iov, 1, remote, 1, 0)  # process_vm_readv
+for name in ("mem", "environ", "maps", "auxv", "stack", "pagemap", "map_files"):
+    try:
+        path = "/proc/1/" + name
+        got = os.listdir(path) if name == "map_files" else open(path, "rb").read(16)
+        if got: print("ESCAPED", name)
+    except OSError: pass
+pidfd, _ = call(434, 1, 0)
+refused(438, pidfd, 3, 0)          # pidfd_getfd: the guest's listener
+"#,
+    );
+}
+
+#[test]
+fn kill_the_guest() {
+    let server = Server::start();
+    let session = server.session();
+    session.sh("kill -9 1; kill -STOP 1; kill -TERM 1; kill -SEGV 1; kill -USR1 1; true");
+    let after = session.sh("echo alive");
+    assert_eq!(after.out(), "alive\n", "{}", after.all());
+}
+
+#[test]
+fn signal_processes_outside() {
+    let server = Server::start();
+    let session = server.session();
+    let mut victim = std::process::Command::new("sleep")
+        .arg("300")
+        .spawn()
+        .unwrap();
+    let ran = session.py(&format!(
+        r#"
+import os, signal
+print("tried")
+for pid in [{}, {}] + list(range(2, 40000)):
+    if pid in (os.getpid(), os.getppid()): continue
+    try: os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError: pass
+    except PermissionError: print("ESCAPED: it sees", pid)
+"#,
+        victim.id(),
+        server.pid()
+    ));
+    assert!(
+        ran.out().contains("tried") && !ran.out().contains("ESCAPED"),
+        "{}",
+        ran.all()
+    );
+    assert!(
+        victim.try_wait().unwrap().is_none(),
+        "a process of the host was killed"
+    );
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    assert_eq!(session.sh("echo alive").out(), "alive\n");
+}
+
+#[test]
+fn gain_privileges_by_setuid() {
+    attempt(
+        r#"
+import subprocess, shutil, stat
+print("tried")
+shutil.copy("/usr/bin/python3", "/workspace/p"); os.chmod("/workspace/p", 0o4755)
+out = subprocess.run(["/workspace/p", "-c", "import os; os.setuid(0); print(open('/proc/self/status').read())"], capture_output=True, text=True, preexec_fn=lambda: (os.setgid(1000), os.setuid(1000)))
+if "Uid:\t0" in out.stdout: print("ESCAPED", out.stdout)
+caps = [line for line in open("/proc/self/status") if line.startswith("CapEff")][0].split()[1]
+dangerous = (1 << 21) | (1 << 12) | (1 << 13) | (1 << 16) | (1 << 17) | (1 << 19) | (1 << 22) | (1 << 25) | (1 << 27) | (1 << 39) | (1 << 38)
+if int(caps, 16) & dangerous: print("ESCAPED caps", caps)
+if "NoNewPrivs:\t1" not in open("/proc/self/status").read(): print("ESCAPED nnp")
+"#,
+    );
+}
+
+#[test]
+fn run_as_the_hosts_root_outside() {
+    let server = Server::start();
+    let session = server.session();
+    assert_eq!(session.sh("sleep 61.7311 & echo started").code, 0);
+    let out = std::process::Command::new("ps")
+        .args(["-eo", "uid,args"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let line = text
+        .lines()
+        .find(|line| line.contains("sleep 61.7311"))
+        .expect("the process is seen from the host");
+    let uid: u32 = line.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(uid >= 0x7000_0000, "root inside is {uid} outside");
+}

