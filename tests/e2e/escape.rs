@@ -19,6 +19,8 @@ import ctypes, errno, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def call(number, *args):
     ctypes.set_errno(0)
+    # Whole registers: ctypes passes an int as 32 bits.
+    args = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
     result = libc.syscall(ctypes.c_long(number), *args)
     return result, ctypes.get_errno()
 def refused(number, *args, by=(errno.EPERM,)):

@@ -21,7 +21,7 @@ fn script(interpreter: &str, extension: &str, code: &str) -> Option<Program> {
 
 #[test]
 fn hello() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let Ok(Reply::Hello(hello)) = guest.one(Call::Hello(Hello {})).await else {
             panic!()
         };
@@ -31,7 +31,7 @@ fn hello() {
 
 #[test]
 fn exit_codes_and_signals_are_exact() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         for (code, exit_code, signal) in [
             ("true", 0, 0),
             ("exit 3", 3, 0),
@@ -56,7 +56,7 @@ fn exit_codes_and_signals_are_exact() {
 
 #[test]
 fn streams_are_separate_and_binary() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let ran = guest
             .exec(sh(r"printf 'a\000\377\n'; printf 'b\200' >&2; echo end"))
             .await
@@ -70,7 +70,7 @@ fn streams_are_separate_and_binary() {
 
 #[test]
 fn much_on_stderr_alone_does_not_hang() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let ran = guest
             .exec(sh("head -c 20000000 /dev/zero >&2"))
             .await
@@ -84,7 +84,7 @@ fn much_on_stderr_alone_does_not_hang() {
 
 #[test]
 fn output_over_the_limit_is_counted_not_sent() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let exec = Exec {
             output_bytes_max: 1000,
             ..sh("head -c 300000 /dev/zero; echo short >&2")
@@ -107,7 +107,7 @@ fn output_over_the_limit_is_counted_not_sent() {
 
 #[test]
 fn input_goes_through() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let end = guest
             .call(Call::Exec(Exec {
                 stdin: true,
@@ -147,7 +147,7 @@ fn input_goes_through() {
 
 #[test]
 fn without_input_the_command_reads_the_end() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         assert_eq!(
             guest.exec(sh("cat; echo ended")).await.unwrap().stdout,
             b"ended\n"
@@ -157,7 +157,7 @@ fn without_input_the_command_reads_the_end() {
 
 #[test]
 fn input_that_nobody_reads_blocks_neither_output_nor_timeout_nor_cancel() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let marker = marker();
         let code = format!("echo here; exec sleep {marker}");
         let mut end = guest
@@ -207,7 +207,7 @@ fn input_that_nobody_reads_blocks_neither_output_nor_timeout_nor_cancel() {
 
 #[test]
 fn signals_reach_the_group() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let mut end = guest
             .call(Call::Exec(sh(
                 "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done",
@@ -236,7 +236,7 @@ fn hiding(marker: &str) -> String {
 
 #[test]
 fn timeout_kills_everything() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         for _ in 0..5 {
             let marker = marker();
             let begin = Instant::now();
@@ -267,7 +267,7 @@ fn timeout_kills_everything() {
 
 #[test]
 fn a_timeout_around_the_start_leaves_nothing() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let marker = marker();
         for round in 0..40 {
             let exec = Exec {
@@ -283,7 +283,7 @@ fn a_timeout_around_the_start_leaves_nothing() {
 
 #[test]
 fn timeout_kills_a_fork_storm() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let marker = marker();
         let code = format!(
             "f() {{ (setsid sh -c 'sleep {marker}; :' &); }}; while :; do f; sleep 0.01; done"
@@ -302,7 +302,7 @@ fn timeout_kills_a_fork_storm() {
 
 #[test]
 fn timeout_works_while_the_host_reads_nothing() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let marker = marker();
         let code = format!("sleep {marker} & cat /dev/zero");
         let end = guest
@@ -319,7 +319,7 @@ fn timeout_works_while_the_host_reads_nothing() {
 
 #[test]
 fn closing_kills_everything() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let marker = marker();
         let end = guest.call(Call::Exec(sh(&hiding(&marker)))).await;
         wait_for_processes(&marker, 5).await;
@@ -337,7 +337,7 @@ fn closing_kills_everything() {
 
 #[test]
 fn a_background_process_outlives_a_command_that_ended() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let marker = marker();
         // It logs to a stream of the ended command, which must not kill it.
         let code = format!("(sleep 0.3; echo log; echo log; exec sleep {marker}) & echo started");
@@ -364,7 +364,7 @@ fn a_background_process_outlives_a_command_that_ended() {
 
 #[test]
 fn a_background_process_that_writes_forever_does_not_hold_the_command() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let ran = guest
             .exec(sh("timeout 1 cat /dev/zero & sleep 0.1; exit 4"))
             .await
@@ -375,7 +375,7 @@ fn a_background_process_that_writes_forever_does_not_hold_the_command() {
 
 #[test]
 fn a_killed_supervisor_ends_the_command() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let marker = marker();
         let ran = guest
             .exec(sh(&format!(
@@ -390,7 +390,7 @@ fn a_killed_supervisor_ends_the_command() {
 
 #[test]
 fn programs_that_cannot_run_are_told() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let error = guest
             .exec(argv(&["no-such-program-here"]))
             .await
@@ -443,7 +443,7 @@ fn programs_that_cannot_run_are_told() {
 
 #[test]
 fn environment_directory_and_user() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let cwd = guest.root.join("made/for/it");
         let env = vec![EnvVar {
             name: Bytes::from_static(b"X"),
@@ -495,7 +495,7 @@ fn environment_directory_and_user() {
 
 #[test]
 fn commands_start_clean() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let ran = guest
             .exec(sh(
                 "ls -l /proc/self/fd | wc -l; grep -E 'Sig(Blk|Ign)' /proc/self/status",
@@ -521,7 +521,7 @@ fn commands_start_clean() {
 
 #[test]
 fn a_script_imports_from_its_directory_and_leaves_nothing() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         std::fs::write(guest.root.join("helper.py"), "value = 'imported'\n").unwrap();
         let code = "import helper, sys, os\nprint(helper.value, oct(os.stat(__file__).st_mode)[-3:])\nsys.exit(5)\n";
         let exec = Exec {
@@ -590,7 +590,7 @@ fn a_script_imports_from_its_directory_and_leaves_nothing() {
 
 #[test]
 fn processes_are_listed() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let marker = marker();
         let _end = guest
             .call(Call::Exec(sh(&format!("exec sleep {marker}"))))
@@ -622,7 +622,7 @@ fn processes_are_listed() {
 
 #[test]
 fn many_at_once_and_nothing_left() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let guest = std::sync::Arc::new(guest);
         let runs: Vec<_> = (0..200)
             .map(|n| {
@@ -641,4 +641,15 @@ fn many_at_once_and_nothing_left() {
             assert_eq!(ran.exited.exit_code as usize, n % 100);
         }
     });
+}
+
+#[test]
+fn a_guest_that_goes_away_takes_its_commands_along() {
+    let marker = marker();
+    with_guest(async |guest| {
+        let end = guest.call(Call::Exec(sh(&hiding(&marker)))).await;
+        wait_for_processes(&marker, 5).await;
+        std::mem::forget(end);
+    });
+    assert_eq!(processes_with(&marker), Vec::<i32>::new());
 }

@@ -74,7 +74,7 @@ fn code<T: std::fmt::Debug>(result: Result<T, proto::Error>) -> ErrorCode {
 
 #[test]
 fn write_and_read() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         assert_eq!(guest.write(b"a/b/c.txt", b"hello", false, 0).await, Ok(5));
         let (info, data) = guest.read(b"a/b/c.txt", 0, 0).await.unwrap();
         assert_eq!(
@@ -106,7 +106,7 @@ fn write_and_read() {
 
 #[test]
 fn a_replaced_file_keeps_its_mode_and_owner() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let path = guest.root.join("f");
         std::fs::write(&path, "old").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o751)).unwrap();
@@ -124,7 +124,7 @@ fn a_replaced_file_keeps_its_mode_and_owner() {
 
 #[test]
 fn what_is_no_file_is_refused_and_never_blocks() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         std::fs::create_dir(guest.root.join("dir")).unwrap();
         std::fs::write(guest.root.join("file"), "").unwrap();
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
@@ -182,7 +182,7 @@ fn what_is_no_file_is_refused_and_never_blocks() {
 
 #[test]
 fn names_are_bytes() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         for name in [
             &b"\xff\xfe"[..],
             b"new\nline",
@@ -203,7 +203,7 @@ fn names_are_bytes() {
 
 #[test]
 fn links_that_stay_beneath_the_root_are_followed() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let root = &guest.root;
         std::fs::create_dir_all(root.join("a/b")).unwrap();
         std::fs::write(root.join("a/file"), "inside").unwrap();
@@ -254,7 +254,7 @@ fn links_that_stay_beneath_the_root_are_followed() {
 
 #[test]
 fn links_that_lead_out_are_refused() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let root = &guest.root;
         let outside = root.parent().unwrap().join("outside");
         std::fs::create_dir(&outside).unwrap();
@@ -333,7 +333,7 @@ fn links_that_lead_out_are_refused() {
 
 #[test]
 fn swapping_directories_and_links_never_leads_out() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let root = guest.root.clone();
         let outside = root.parent().unwrap().join("outside");
         std::fs::create_dir_all(&outside).unwrap();
@@ -405,7 +405,7 @@ fn swapping_directories_and_links_never_leads_out() {
 
 #[test]
 fn a_large_file_comes_back_bit_for_bit() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let data: Vec<u8> = (0..16 * 1024 * 1024u32)
             .flat_map(|n| n.wrapping_mul(2_654_435_761).to_ne_bytes())
             .collect();
@@ -421,7 +421,7 @@ fn a_large_file_comes_back_bit_for_bit() {
 
 #[test]
 fn a_cancelled_write_leaves_nothing() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         guest.write(b"kept", b"old", false, 0).await.unwrap();
         for path in ["kept", "never"] {
             let request = WriteFile {
@@ -457,7 +457,7 @@ fn a_cancelled_write_leaves_nothing() {
 
 #[test]
 fn a_full_disk_is_told_and_leaves_nothing() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let disk = guest.root.join("disk");
         std::fs::create_dir(&disk).unwrap();
         let flags = rustix::mount::MountFlags::empty();
@@ -476,7 +476,7 @@ fn a_full_disk_is_told_and_leaves_nothing() {
 
 #[test]
 fn listing() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         for n in 0..1000 {
             std::fs::write(guest.root.join(format!("file-{n}")), "x").unwrap();
         }
@@ -538,7 +538,7 @@ fn listing() {
 
 #[test]
 fn make_move_remove() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         guest.make_dir("a/b/c", true, 0).await.unwrap();
         guest.make_dir("a/b/c", true, 0).await.unwrap();
         guest.make_dir("private", false, 0o1777).await.unwrap();
@@ -584,7 +584,7 @@ fn make_move_remove() {
 
 #[test]
 fn a_very_deep_tree_is_listed_in_part_and_removed_whole() {
-    with_guest(|guest| async move {
+    with_guest(async |guest| {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY;
         let mode = rustix::fs::Mode::from_raw_mode(0o755);
         let mut dir = rustix::fs::open(&guest.root, flags, mode).unwrap();

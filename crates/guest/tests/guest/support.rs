@@ -30,7 +30,7 @@ pub(crate) struct Ran {
 }
 
 /// Runs a test against a guest on one thread, as in a sandbox.
-pub(crate) fn with_guest<F: Future<Output = ()>>(test: impl FnOnce(Guest) -> F) {
+pub(crate) fn with_guest(test: impl AsyncFnOnce(Guest)) {
     with_listener(async |listener, guest| {
         let listener = UnixListener::from_std(listener).unwrap();
         let serve = tokio::spawn(k8e_guest::serve(listener, k8e_guest::Config::default()));
