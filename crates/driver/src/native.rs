@@ -225,7 +225,7 @@ impl Shared {
         let listener =
             listen(&dir).map_err(DriverError::step("listen in", dir.display().to_string()))?;
         let setup = Setup {
-            joins: cgroup.joins(),
+            join: cgroup.join(),
             hostname: spec.hostname.clone(),
             rootfs: self.rootfs(spec, disk, base),
         };

@@ -21,8 +21,7 @@ fn run() -> std::io::Result<()> {
         .build()?;
     runtime.block_on(async {
         let listener = UnixListener::from_std(listener)?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+        // No other signal gets a handler: what PID 1 does not handle, nobody inside can send it.
         // Registered here so that the guest knows to reset it in commands.
         let _child = signal(SignalKind::child())?;
         let config = if std::process::id() == 1 {
@@ -30,11 +29,7 @@ fn run() -> std::io::Result<()> {
         } else {
             Config::default()
         };
-        tokio::select! {
-            () = k8e_guest::serve(listener, config) => {}
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        k8e_guest::serve(listener, config).await;
         Ok(())
     })
 }

@@ -3,6 +3,10 @@
 use crate::Error;
 use std::str::FromStr;
 
+/// Runs the file named by the first argument as the main module.
+const PYTHON_START: &str = "import sys; sys.argv = sys.argv[1:]; __file__ = sys.argv[0]; \
+     exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))";
+
 /// A language of `run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Language {
@@ -37,8 +41,9 @@ impl Language {
     pub fn interpreter(self) -> &'static [&'static str] {
         match self {
             Self::Bash => &["bash"],
-            // Unbuffered, so that a stream shows output when it is written.
-            Self::Python => &["python3", "-u"],
+            // Unbuffered, so that a stream shows output when it is written. As `-c`, so that imports
+            // come from the working directory and not from where the file is.
+            Self::Python => &["python3", "-u", "-c", PYTHON_START],
             Self::Node => &["node"],
             Self::Ts => &["tsx"],
         }
@@ -51,6 +56,15 @@ impl Language {
             Self::Python => "py",
             Self::Node => "js",
             Self::Ts => "ts",
+        }
+    }
+
+    /// Whether the code's file must be in the working directory: Node resolves relative imports
+    /// from where the file is.
+    pub fn file_in_cwd(self) -> bool {
+        match self {
+            Self::Node | Self::Ts => true,
+            Self::Bash | Self::Python => false,
         }
     }
 

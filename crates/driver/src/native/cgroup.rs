@@ -7,6 +7,7 @@
 
 use crate::DriverError;
 use k8e_model::{LimitEvents, Limits, SandboxId};
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,16 @@ pub(super) struct Cgroups {
 enum Version {
     V1,
     V2,
+}
+
+/// How to get into a group without the kernel's lock over all processes, for which it may wait
+/// twenty milliseconds: not through `cgroup.procs`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Join {
+    /// v1: a single-threaded process writes 0 to each of these.
+    Write(Vec<PathBuf>),
+    /// v2: a process is born in this directory's group.
+    Born(PathBuf),
 }
 
 /// One sandbox's group.
@@ -181,12 +192,12 @@ impl Cgroup {
         }
     }
 
-    /// The files whose writer joins the group.
-    pub(super) fn joins(&self) -> Vec<PathBuf> {
-        self.dirs
-            .iter()
-            .map(|dir| dir.join("cgroup.procs"))
-            .collect()
+    /// How a sandbox's first process gets into it.
+    pub(super) fn join(&self) -> Join {
+        match self.version {
+            Version::V1 => Join::Write(self.dirs.iter().map(|dir| dir.join("tasks")).collect()),
+            Version::V2 => Join::Born(self.dirs[0].clone()),
+        }
     }
 
     /// How often limits were hit.

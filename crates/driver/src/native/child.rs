@@ -8,6 +8,7 @@
 //! therefore has no capability over its own mounts, network or host name: the kernel code behind
 //! those, where most escapes come from, is out of reach.
 
+use super::cgroup::Join;
 use super::rootfs::{self, Rootfs};
 use super::seccomp::Filters;
 use super::{caps, confine, sys};
@@ -18,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::PathBuf;
 
 /// Enough for any server; far from what exhausts the kernel.
 const OPEN_FILES_MAX: u64 = 65_536;
@@ -26,8 +26,8 @@ const OPEN_FILES_MAX: u64 = 65_536;
 /// Everything about the new sandbox that is plain data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Setup {
-    /// Files whose writer joins the sandbox's control groups.
-    pub(super) joins: Vec<PathBuf>,
+    /// How it gets into its control groups.
+    pub(super) join: Join,
     /// What `hostname` says.
     pub(super) hostname: String,
     /// Its file system.
@@ -58,8 +58,10 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     sys::reset_signals();
     rustix::process::setsid().map_err(DriverError::step("start", "a session"))?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    for join in &setup.joins {
-        fs::write(join, "0").map_err(DriverError::step("join", join.display().to_string()))?;
+    if let Join::Write(files) = &setup.join {
+        for file in files {
+            fs::write(file, "0").map_err(DriverError::step("join", file.display().to_string()))?;
+        }
     }
     sys::unshare(UnshareFlags::NEWCGROUP)
         .map_err(DriverError::step("make", "a cgroup namespace"))?;

@@ -10,6 +10,7 @@
 
 mod channel;
 
+use super::cgroup::Join;
 use super::child::{self, Handles, Setup};
 use super::rootfs;
 use super::seccomp::Filters;
@@ -272,9 +273,19 @@ fn launch(
         | libc::CLONE_NEWNET
         | libc::CLONE_NEWIPC
         | libc::CLONE_NEWUTS;
-    match sys::fork_into(u64::from(namespaces.unsigned_abs()))
-        .map_err(DriverError::step("fork", "the sandbox"))?
-    {
+    let cgroup = match &setup.join {
+        Join::Born(dir) => {
+            let opened =
+                fs::File::open(dir).map_err(DriverError::step("open", dir.display().to_string()));
+            Some(OwnedFd::from(opened?))
+        }
+        Join::Write(_) => None,
+    };
+    let forked = sys::fork_into(
+        u64::from(namespaces.unsigned_abs()),
+        cgroup.as_ref().map(OwnedFd::as_fd),
+    );
+    match forked.map_err(DriverError::step("fork", "the sandbox"))? {
         Fork::Parent { pid, pidfd } => Ok((pid, pidfd)),
         Fork::Child => {
             let error = child::become_guest(

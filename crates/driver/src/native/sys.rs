@@ -23,16 +23,23 @@ pub(super) enum Fork {
     },
 }
 
-/// Forks into new namespaces.
+/// libc has it as an int, in which it does not fit.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Forks into new namespaces, and into a group of cgroup v2.
 ///
 /// The caller must be single-threaded: the child goes on to allocate and lock.
-pub(super) fn fork_into(namespaces: u64) -> io::Result<Fork> {
+pub(super) fn fork_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Fork> {
     let mut pidfd: RawFd = -1;
     // SAFETY: clone_args is plain data for which all zeroes is valid.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
     args.flags = namespaces | libc::CLONE_PIDFD as u64;
     args.pidfd = std::ptr::from_mut(&mut pidfd) as u64;
     args.exit_signal = libc::SIGCHLD as u64;
+    if let Some(cgroup) = cgroup {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = u64::try_from(cgroup.as_raw_fd()).unwrap_or(u64::MAX);
+    }
     // SAFETY: without CLONE_VM this is fork: the child gets its own copy of everything. args and
     // pidfd live until the call returns, and the size is that of the struct passed.
     let pid = unsafe {
@@ -196,7 +203,7 @@ pub(super) fn ignore_children() {
 
 /// Makes a process that lives in a new user namespace until `keep` is closed. Single-threaded callers only.
 pub(super) fn fork_user_namespace() -> io::Result<Fork> {
-    fork_into(libc::CLONE_NEWUSER as u64)
+    fork_into(libc::CLONE_NEWUSER as u64, None)
 }
 
 /// Attaches `backing` to a free loop device that goes away with its last user.

@@ -154,6 +154,7 @@ fn exec(session: &Env, command: &Command) -> proto::Exec {
                 .collect(),
             extension: language.extension().to_owned(),
             code: Bytes::copy_from_slice(code),
+            in_cwd: language.file_in_cwd(),
         }),
     };
     proto::Exec {

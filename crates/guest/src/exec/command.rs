@@ -1,6 +1,6 @@
 //! A command, prepared: all that a fork cannot make any more.
 
-use super::script::ScriptFile;
+use super::script::{self, ScriptFile};
 use crate::error::{Error, show};
 use crate::users::User;
 use bytes::Bytes;
@@ -59,7 +59,8 @@ impl Command {
         let (args, script) = match &request.program {
             Some(Program::Argv(argv)) => (argv.args.clone(), None),
             Some(Program::Script(script)) => {
-                let file = ScriptFile::write(cwd, &script.extension, &script.code, &user).await?;
+                let dir = if script.in_cwd { cwd } else { script::FALLBACK_DIR };
+                let file = ScriptFile::write(dir, &script.extension, &script.code, &user).await?;
                 let mut args = script.interpreter.clone();
                 if !args.is_empty() {
                     args.push(Bytes::copy_from_slice(file.path()));

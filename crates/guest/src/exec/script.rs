@@ -6,8 +6,8 @@ use crate::users::User;
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
 use std::os::fd::OwnedFd;
 
-/// Where the file goes when the working directory takes none.
-const FALLBACK_DIR: &[u8] = b"/tmp";
+/// Where the file goes unless it must be in the working directory and can.
+pub(crate) const FALLBACK_DIR: &[u8] = b"/tmp";
 
 /// Longest extension; real ones have three letters.
 const EXTENSION_BYTES_MAX: usize = 16;
@@ -22,10 +22,9 @@ pub(crate) struct ScriptFile {
 // === impl ScriptFile ===
 
 impl ScriptFile {
-    /// Writes the code next to what it may import: into the working directory, or where that
-    /// cannot be written, into `/tmp`.
+    /// Writes the code into `dir`, or where that cannot be written, into `/tmp`.
     pub(crate) async fn write(
-        cwd: &[u8],
+        dir: &[u8],
         extension: &str,
         code: &[u8],
         user: &User,
@@ -37,7 +36,7 @@ impl ScriptFile {
                 "script extension {extension:?}: use letters and digits"
             )));
         }
-        match Self::write_in(cwd, extension, code, user).await {
+        match Self::write_in(dir, extension, code, user).await {
             Ok(file) => Ok(file),
             Err(error) => Self::write_in(FALLBACK_DIR, extension, code, user)
                 .await

@@ -16,6 +16,7 @@ fn script(interpreter: &str, extension: &str, code: &str) -> Option<Program> {
         interpreter,
         extension: extension.to_owned(),
         code: Bytes::copy_from_slice(code.as_bytes()),
+        in_cwd: true,
     }))
 }
 

@@ -166,6 +166,10 @@ pub struct Script {
     pub extension: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "3")]
     pub code: ::prost::bytes::Bytes,
+    /// The file goes into the working directory, for interpreters that resolve imports from where it
+    /// is; otherwise into /tmp, where code that packs or commits its directory does not find itself.
+    #[prost(bool, tag = "4")]
+    pub in_cwd: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Started {
