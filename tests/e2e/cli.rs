@@ -269,8 +269,14 @@ fn code_sees_the_workspace() {
     assert_eq!(ran.out(), "42 /workspace\n", "{}", ran.all());
     // Code that commits or packs the workspace must not find itself in it.
     assert_eq!(session.sh("ls -A").out(), "__pycache__\nhelper.py\n");
-    assert_eq!(session.py("import os; print(sorted(os.listdir()))").out(), "['__pycache__', 'helper.py']\n");
-    let node = session.run(&["--lang", "node"], "require('fs').writeFileSync('m.js', 'exports.n = 42'); console.log(require('./m').n)");
+    assert_eq!(
+        session.py("import os; print(sorted(os.listdir()))").out(),
+        "['__pycache__', 'helper.py']\n"
+    );
+    let node = session.run(
+        &["--lang", "node"],
+        "require('fs').writeFileSync('m.js', 'exports.n = 42'); console.log(require('./m').n)",
+    );
     assert_eq!(node.out(), "42\n", "{}", node.all());
 }
 
@@ -353,7 +359,10 @@ fn an_expired_session_is_gone() {
         std::thread::sleep(Duration::from_millis(100));
     }
     let got = server.k8e(&["sandbox", "get", &session.id]).json();
-    assert!(got["reason"].as_str().unwrap().contains("1s"), "it says which time was over: {got}");
+    assert!(
+        got["reason"].as_str().unwrap().contains("1s"),
+        "it says which time was over: {got}"
+    );
     server.assert_traces(0);
 }
 

@@ -1,6 +1,6 @@
 //! A real `k8e server` with a data directory of its own, and its command line.
 //!
-//! Needs root and the built binary: `cargo xtask test e2e` (or `ci`) sets `K8E_BIN`.
+//! Needs root and the built binary: `cargo xtask test -p k8e-e2e` (or `ci`) sets `K8E_BIN`.
 
 use serde_json::Value;
 use std::io::Write as _;

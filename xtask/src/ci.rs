@@ -4,6 +4,7 @@
 use crate::binaries::{self, Binaries, Flavor};
 use crate::codegen::{self, Mode};
 use crate::{Outcome, process, setup, tidy};
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -106,11 +107,22 @@ fn test(binaries: &Binaries, with_root_tests: bool) -> Outcome {
             command.args(["--exclude", package]);
         }
     }
-    process::run(
-        command
-            .env("K8E_BIN", &binaries.k8e)
-            .env("K8E_GUEST_BIN", &binaries.guest),
-    )
+    with_binaries(&mut command, binaries)
+}
+
+/// Builds, then runs the tests that a person asks for.
+pub(crate) fn test_some(args: &[OsString]) -> Outcome {
+    let binaries = binaries::build(Flavor::Ci)?;
+    let mut command = process::cargo();
+    command.args(["test", "--profile", "ci"]).args(args);
+    with_binaries(&mut command, &binaries)
+}
+
+fn with_binaries(command: &mut Command, binaries: &Binaries) -> Outcome {
+    command
+        .env("K8E_BIN", &binaries.k8e)
+        .env("K8E_GUEST_BIN", &binaries.guest);
+    process::run(command)
 }
 
 fn check_dependencies(deny: &Path) -> Outcome {

@@ -57,6 +57,8 @@ pub struct Config {
     pub launcher: PathBuf,
     /// The data directory's lock, held together with the launcher.
     pub lock: OwnedFd,
+    /// Keep what sandboxes write in memory, also where there are loop devices.
+    pub memory_disks: bool,
 }
 
 /// Makes native sandboxes.
@@ -72,7 +74,7 @@ struct Shared {
     uids: Uids,
     layers: Vec<Layer>,
     idmap: bool,
-    loop_devices: bool,
+    memory_disks: bool,
 }
 
 // === impl NativeDriver ===
@@ -102,7 +104,7 @@ impl NativeDriver {
             uids: Uids::default(),
             layers: skeleton::layers(),
             idmap: ready.idmap,
-            loop_devices: Path::new("/dev/loop-control").exists(),
+            memory_disks: config.memory_disks || !Path::new("/dev/loop-control").exists(),
             dir,
             launcher,
         };
@@ -129,9 +131,9 @@ impl Driver for NativeDriver {
                 "the host's /usr cannot be shown with other owners (idmapped mounts): programs cannot be changed or installed over inside; use ext4, xfs or btrfs for it".to_owned(),
             );
         }
-        if !self.shared.loop_devices {
+        if self.shared.memory_disks {
             weaker.push(
-                "there are no loop devices: what sandboxes write is kept in memory and counts against their memory limit; give the server /dev/loop-control".to_owned(),
+                "what sandboxes write is kept in memory and counts against their memory limit: give the server /dev/loop-control, or leave --memory-disks out".to_owned(),
             );
         }
         Probe::Usable { weaker }
@@ -213,12 +215,12 @@ impl Shared {
     fn launch_with(&self, spec: &SandboxSpec, base: u32) -> Result<Forked, DriverError> {
         let dir = self.sandbox(&spec.id);
         fs::create_dir(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
-        let disk = if self.loop_devices {
+        let disk = if self.memory_disks {
+            Disk::Memory(spec.limits.disk_bytes)
+        } else {
             let image = dir.join("disk.img");
             self.disks.create(&image, spec.limits.disk_bytes)?;
             Disk::Image(image)
-        } else {
-            Disk::Memory(spec.limits.disk_bytes)
         };
         let cgroup = self.cgroups.group(&spec.id);
         cgroup.create(&spec.limits)?;

@@ -56,6 +56,7 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
         guest: GUEST.to_vec(),
         launcher: PathBuf::from("/proc/self/exe"),
         lock,
+        memory_disks: config.memory_disks,
     })
     .map_err(Error::Driver)?;
     // After the launcher: sandboxes shall not have our number of descriptors.

@@ -91,6 +91,29 @@ fn disk_bomb() {
 }
 
 #[test]
+fn disk_bomb_where_disks_are_memory() {
+    let server = Server::start_with(&["--memory-disks"]);
+    let (attacker, neighbour) = (server.session_with(&["--disk", "64MiB"]), server.session());
+    for place in ["/workspace", "/tmp", "/usr/lib"] {
+        let ran = attacker.sh(&format!(
+            "head -c 200M /dev/zero > {place}/bomb; echo \"exit $?\"; rm -f {place}/bomb"
+        ));
+        assert!(
+            ran.out().contains("exit 1") && ran.err().contains("No space left"),
+            "{place}: {}",
+            ran.all()
+        );
+    }
+    assert_eq!(attacker.sh("echo kept > f; cat f").out(), "kept\n");
+    let status = server.k8e(&["sandbox", "status"]).json();
+    assert!(
+        status.to_string().contains("in memory"),
+        "the server says so: {status}"
+    );
+    assert_answers(&neighbour);
+}
+
+#[test]
 fn inode_bomb() {
     let server = Server::start();
     let (attacker, neighbour) = (server.session_with(&["--disk", "32MiB"]), server.session());

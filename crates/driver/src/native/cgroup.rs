@@ -318,4 +318,55 @@ mod tests {
         assert_eq!(counter(file.path(), "oom_kill"), 7);
         assert_eq!(counter(Path::new("/nowhere"), "max"), 0);
     }
+
+    #[test]
+    fn limits_are_written_for_either_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
+        let limits = Limits {
+            memory_bytes: 64 << 20,
+            cpu_millis: 1500,
+            pids: 99,
+            disk_bytes: 0,
+        };
+        fs::write(dir.path().join("memory.swap.max"), "max").unwrap();
+        let v2 = Cgroup {
+            version: Version::V2,
+            dirs: vec![dir.path().to_owned()],
+        };
+        v2.create(&limits).unwrap();
+        assert_eq!(
+            (read("memory.max"), read("memory.swap.max")),
+            ("67108864".to_owned(), "0".to_owned())
+        );
+        assert_eq!(
+            (read("cpu.max"), read("pids.max")),
+            ("150000 100000".to_owned(), "99".to_owned())
+        );
+        assert_eq!(v2.join(), Join::Born(dir.path().to_owned()));
+        fs::write(
+            dir.path().join("memory.events"),
+            "oom 3\noom_kill 2\noom_group_kill 0\n",
+        )
+        .unwrap();
+        fs::write(dir.path().join("pids.events"), "max 5\n").unwrap();
+        assert_eq!(
+            v2.limit_events(),
+            LimitEvents {
+                oom_kills: 2,
+                pids_refused: 5
+            }
+        );
+
+        let v1 = Cgroup {
+            version: Version::V1,
+            dirs: vec![dir.path().to_owned(); 3],
+        };
+        v1.create(&limits).unwrap();
+        assert_eq!(read("memory.limit_in_bytes"), "67108864");
+        assert_eq!(
+            (read("cpu.cfs_quota_us"), read("cpu.cfs_period_us")),
+            ("150000".to_owned(), "100000".to_owned())
+        );
+    }
 }

@@ -59,7 +59,11 @@ impl Command {
         let (args, script) = match &request.program {
             Some(Program::Argv(argv)) => (argv.args.clone(), None),
             Some(Program::Script(script)) => {
-                let dir = if script.in_cwd { cwd } else { script::FALLBACK_DIR };
+                let dir = if script.in_cwd {
+                    cwd
+                } else {
+                    script::FALLBACK_DIR
+                };
                 let file = ScriptFile::write(dir, &script.extension, &script.code, &user).await?;
                 let mut args = script.interpreter.clone();
                 if !args.is_empty() {

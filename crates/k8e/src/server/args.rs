@@ -57,6 +57,10 @@ pub(crate) struct ServerArgs {
     #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = units::size)]
     default_disk: u64,
 
+    /// Keep what sandboxes write in memory: quicker to make, and counted against their memory
+    #[arg(long)]
+    memory_disks: bool,
+
     /// How long a session lives that does not say
     #[arg(long, default_value = "never", value_name = "TIME", value_parser = units::span)]
     default_ttl: Span,
@@ -84,6 +88,7 @@ pub(crate) struct ServerArgs {
 
 /// What the parts are built from.
 pub(super) struct Config {
+    pub(super) memory_disks: bool,
     pub(super) engine: k8e_engine::Config,
     pub(super) gateway: k8e_gateway::Config,
 }
@@ -119,6 +124,7 @@ impl ServerArgs {
             Some(Listen::None) => None,
         };
         Ok(Config {
+            memory_disks: self.memory_disks,
             engine: k8e_engine::Config {
                 limits,
                 lifetime: Lifetime { ttl, idle },
