@@ -26,8 +26,6 @@ pub struct SandboxSpec {
     pub template: Template,
     /// What it may use.
     pub limits: Limits,
-    /// What `hostname` says inside.
-    pub hostname: String,
 }
 
 /// Whether a driver can work on this machine.

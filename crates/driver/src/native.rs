@@ -41,6 +41,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -74,7 +75,8 @@ struct Shared {
     uids: Uids,
     layers: Vec<Layer>,
     idmap: bool,
-    memory_disks: bool,
+    /// Why what sandboxes write is kept in memory, if it is.
+    memory_disks: Option<String>,
 }
 
 // === impl NativeDriver ===
@@ -93,18 +95,36 @@ impl NativeDriver {
             fs::create_dir_all(&path)
                 .map_err(DriverError::step("make", path.display().to_string()))?;
         }
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))
+            .map_err(DriverError::step("protect", dir.display().to_string()))?;
         let dir = dir
             .canonicalize()
             .map_err(DriverError::step("find", dir.display().to_string()))?;
+        let layers = skeleton::layers();
+        if let Some(layer) = layers.iter().find(|layer| dir.starts_with(&layer.host)) {
+            return Err(DriverError::Unusable(format!(
+                "the data directory is below {}, which every sandbox can read: choose another --data-dir",
+                layer.host.display()
+            )));
+        }
         let guest = guest_program(&config.guest).map_err(DriverError::step("load", "the guest"))?;
         let (launcher, ready) = Launcher::start(&config.launcher, guest, config.lock)?;
+        let disks = Disks::open(dir.join("templates/disks"))?;
+        let memory_disks = if config.memory_disks {
+            Some("--memory-disks is set".to_owned())
+        } else {
+            disks
+                .try_loop_device()
+                .err()
+                .map(|error| format!("no loop device can be used ({error})"))
+        };
         let shared = Shared {
             cgroups: Cgroups::open(&stable_name(&dir))?,
-            disks: Disks::open(dir.join("templates/disks"))?,
+            disks,
             uids: Uids::default(),
-            layers: skeleton::layers(),
+            layers,
             idmap: ready.idmap,
-            memory_disks: config.memory_disks || !Path::new("/dev/loop-control").exists(),
+            memory_disks,
             dir,
             launcher,
         };
@@ -131,10 +151,8 @@ impl Driver for NativeDriver {
                 "the host's /usr cannot be shown with other owners (idmapped mounts): programs cannot be changed or installed over inside; use ext4, xfs or btrfs for it".to_owned(),
             );
         }
-        if self.shared.memory_disks {
-            weaker.push(
-                "what sandboxes write is kept in memory and counts against their memory limit: give the server /dev/loop-control, or leave --memory-disks out".to_owned(),
-            );
+        if let Some(why) = &self.shared.memory_disks {
+            weaker.push(format!("what sandboxes write is kept in memory and counts against their memory limit: {why}"));
         }
         Probe::Usable { weaker }
     }
@@ -142,12 +160,22 @@ impl Driver for NativeDriver {
     async fn launch(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, DriverError> {
         let (shared, spec, id) = (Arc::clone(&self.shared), spec.clone(), spec.id.clone());
         let (forked, uid_base) = blocking(move || shared.launch(&spec)).await?;
-        Ok(Box::new(NativeSandbox::new(
-            Arc::clone(&self.shared),
-            id,
-            uid_base,
-            forked.pidfd,
-        )?))
+        let sandbox =
+            NativeSandbox::new(Arc::clone(&self.shared), id.clone(), uid_base, forked.pidfd);
+        let launch = match sandbox {
+            Ok(sandbox) => return Ok(Box::new(sandbox)),
+            Err(launch) => launch,
+        };
+        let shared = Arc::clone(&self.shared);
+        Err(
+            match blocking(move || shared.remove(&id, Some(uid_base))).await {
+                Ok(()) => launch,
+                Err(cleanup) => DriverError::Launch {
+                    launch: Box::new(launch),
+                    cleanup: Box::new(cleanup),
+                },
+            },
+        )
     }
 
     async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
@@ -155,8 +183,12 @@ impl Driver for NativeDriver {
             return Ok(None);
         };
         // The descriptor first: once it is open, the pid cannot become another process's.
-        let Ok(init) = launcher::pidfd_of(record.pid) else {
-            return Ok(None);
+        let init = match launcher::pidfd_of(record.pid) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+            init => init.map_err(DriverError::step(
+                "find",
+                format!("the first process of {id}"),
+            ))?,
         };
         if !record.is_alive() {
             return Ok(None);
@@ -215,7 +247,7 @@ impl Shared {
     fn launch_with(&self, spec: &SandboxSpec, base: u32) -> Result<Forked, DriverError> {
         let dir = self.sandbox(&spec.id);
         fs::create_dir(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
-        let disk = if self.memory_disks {
+        let disk = if self.memory_disks.is_some() {
             Disk::Memory(spec.limits.disk_bytes)
         } else {
             let image = dir.join("disk.img");
@@ -228,10 +260,9 @@ impl Shared {
             listen(&dir).map_err(DriverError::step("listen in", dir.display().to_string()))?;
         let setup = Setup {
             join: cgroup.join(),
-            hostname: spec.hostname.clone(),
             rootfs: self.rootfs(spec, disk, base),
         };
-        let mut forked = self.launcher.fork(&setup, listener)?;
+        let mut forked = self.launcher.fork(&setup, &listener)?;
         forked.wait()?;
         Record::of(forked.pid, base)?.write(&dir)?;
         Ok(forked)
@@ -244,7 +275,8 @@ impl Shared {
                 skeleton: self.skeleton(),
                 layers: self.layers.clone(),
                 disk,
-                shm_bytes: spec.limits.memory_bytes,
+                // Half: what is kept in it cannot be freed by ending processes.
+                shm_bytes: spec.limits.memory_bytes / 2,
                 uid_base,
                 idmap: self.idmap,
             },
@@ -273,9 +305,17 @@ impl Shared {
         for id in &swept {
             // Its processes are all in its control group.
             self.cgroups.group(id).kill();
-            self.remove(id, None)?;
         }
-        Ok(swept)
+        let mut failed = None;
+        for id in &swept {
+            let record = Record::read(&self.sandbox(id));
+            if let Err(error) = self.remove(id, None) {
+                // Its numbers are not for others while something of it is left.
+                record.inspect(|record| self.uids.keep(record.uid_base));
+                failed = Some(error);
+            }
+        }
+        failed.map_or(Ok(swept), Err)
     }
 
     fn ids(&self) -> Result<Vec<SandboxId>, DriverError> {

@@ -26,9 +26,6 @@ pub(crate) const FDS_MAX: u32 = 8192;
 /// Stack of the command between `clone` and `execve`; it makes a dozen shallow calls.
 const STACK_BYTES: usize = 32 * 1024;
 
-/// How much the kernel prefers a command over the guest when memory runs out.
-const OOM_SCORE: &[u8] = b"500";
-
 /// Where starting a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -387,7 +384,6 @@ fn become_command(command: &Command<'_>) -> (Stage, c_int) {
         for signal in plan.signals {
             sigaction(*signal, &KernelAction::default(), std::ptr::null_mut());
         }
-        prefer_to_oom_kill();
         if let Some((rlim_cur, rlim_max)) = plan.nofile {
             libc::setrlimit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur, rlim_max });
         }
@@ -419,21 +415,6 @@ fn become_command(command: &Command<'_>) -> (Stage, c_int) {
             }
         }
         (Stage::Exec, error)
-    }
-}
-
-/// Makes the kernel end commands before the guest. Failing is fine: then it chooses by size.
-fn prefer_to_oom_kill() {
-    // SAFETY: a constant path and buffer.
-    unsafe {
-        let fd = libc::open(
-            c"/proc/self/oom_score_adj".as_ptr(),
-            libc::O_WRONLY | libc::O_CLOEXEC,
-        );
-        if fd >= 0 {
-            libc::write(fd, OOM_SCORE.as_ptr().cast(), OOM_SCORE.len());
-            libc::close(fd);
-        }
     }
 }
 

@@ -209,3 +209,22 @@ if shown - expected: print("ESCAPED", shown - expected)
 "#,
     );
 }
+
+#[test]
+fn put_the_data_directory_where_sandboxes_look() {
+    let dir = tempfile::Builder::new()
+        .prefix("k8e-")
+        .tempdir_in("/opt")
+        .unwrap();
+    let data = dir.path().join("data");
+    let server = std::process::Command::new(k8e_e2e::binary())
+        .args(["server", "--listen", "none", "--data-dir"])
+        .arg(&data)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&server.stderr).into_owned();
+    assert!(
+        !server.status.success() && said.contains("every sandbox can read"),
+        "{said}"
+    );
+}

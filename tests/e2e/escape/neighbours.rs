@@ -72,3 +72,31 @@ fn run_as_the_same_user_outside() {
         "each sandbox has its own range"
     );
 }
+
+#[test]
+fn use_up_what_the_kernel_counts_per_user() {
+    // Watches, terminals and asynchronous IO are counted: for the sandbox's own number, not for everybody.
+    let server = Server::start();
+    let (attacker, neighbour) = (server.session(), server.session());
+    let hog = r"
+import ctypes, os, pty
+libc = ctypes.CDLL(None, use_errno=True)
+watches = 0
+while watches < 4096 and libc.inotify_init1(0) >= 0: watches += 1
+terminals = 0
+try:
+    while terminals < 5000: os.open('/dev/ptmx', os.O_RDWR); terminals += 1
+except OSError: pass
+print(watches > 0, 0 < terminals <= 256, libc.syscall(206, 65536, ctypes.byref(ctypes.c_ulong())))
+if os.fork(): os._exit(0)
+import time; time.sleep(60)
+";
+    let ran = attacker.py(&format!(
+        "import os\nif os.fork() == 0:\n    os.setsid()\n    exec({hog:?})\nos.wait()"
+    ));
+    assert!(ran.out().starts_with("True True -1"), "{}", ran.all());
+    let host = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC);
+    assert!(host.is_ok(), "the host's root has none left");
+    let other = neighbour.py("import ctypes, os\nprint(ctypes.CDLL(None).inotify_init1(0) >= 0, os.open('/dev/ptmx', os.O_RDWR) > 0)");
+    assert_eq!(other.out(), "True True\n", "{}", other.all());
+}

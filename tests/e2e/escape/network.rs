@@ -45,6 +45,7 @@ fn open_raw_and_packet_and_vsock_sockets() {
 for family in (17, 40, 38, 15, 31, 29, 30, 44):   # PACKET VSOCK ALG KEY BLUETOOTH CAN TIPC XDP
     refused(41, family, 3, 0); refused(41, family, 1, 0)
 refused(41, 2, 3, 1); refused(41, 10, 3, 58)       # raw ICMP
+for protocol in (4, 6, 9, 12, 15, 21): refused(41, 16, 3, protocol)  # netlink: diag, xfrm, audit, netfilter, uevent, crypto
 "#,
     );
 }
@@ -62,10 +63,6 @@ def send(kind, body):
     return struct.unpack("=i", reply[16:20])[0]
 if send(16, struct.pack("=BxHiII", 0, 0, 0, 0, 0) + struct.pack("=HH", 8, 3) + b"k8e\0") == 0: print("ESCAPED link")
 if send(20, struct.pack("=BBBBI", 2, 24, 0, 0, 1) + struct.pack("=HH4s", 8, 2, b"\x0a\x00\x00\x01")) == 0: print("ESCAPED address")
-try:
-    n = socket.socket(16, 3, 12)
-    n.send(struct.pack("=IHHII", 20, 0x10, 1, 1, 0) + struct.pack("=BBH", 0, 0, 0x0a00)); n.settimeout(1)
-except OSError: pass
 "#,
     );
 }

@@ -110,3 +110,19 @@ fn run_as_the_hosts_root_outside() {
     let uid: u32 = line.split_whitespace().next().unwrap().parse().unwrap();
     assert!(uid >= 0x7000_0000, "root inside is {uid} outside");
 }
+
+#[test]
+fn starve_the_guest_of_limits() {
+    let server = Server::start();
+    let session = server.session();
+    super::attempt_in(
+        &session,
+        r#"
+zero = (ctypes.c_ulong * 2)(0, 0)
+for resource in (0, 1, 4, 7): refused(302, 1, resource, zero, None)  # prlimit64 of PID 1
+refused(302, 0, 4, zero, None)                                      # cores: 0 would mean "to the host's program"
+refused(160, 4, zero)                                               # setrlimit
+"#,
+    );
+    assert_eq!(session.sh("echo alive").out(), "alive\n");
+}

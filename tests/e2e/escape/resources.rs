@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 /// The neighbour answers, soon, with the attacker still there.
 fn assert_answers(session: &Session<'_>) {
     let start = Instant::now();
-    assert_eq!(session.sh("echo $((40 + 2))").out(), "42\n");
+    let ran = session.sh("echo $((40 + 2))");
+    assert_eq!(ran.out(), "42\n", "{}", ran.all());
     assert!(
         start.elapsed() < Duration::from_secs(20),
         "the neighbour took {:?}",
@@ -50,6 +51,23 @@ fn memory_bomb() {
     assert_eq!(bomb["exit_code"], 137, "{bomb}");
     assert_eq!(bomb["limits_hit"][0], "memory", "{bomb}");
     assert_answers(&neighbour);
+    assert_answers(&attacker);
+}
+
+#[test]
+fn memory_bomb_of_small_processes() {
+    // Nothing is bigger than the guest, yet the guest must not be the one that goes.
+    let server = Server::start();
+    let attacker = server.session_with(&["--memory", "32MiB"]);
+    let scores = attacker.sh("sleep 0.2; cat /proc/self/oom_score_adj /proc/1/oom_score_adj");
+    assert_eq!(scores.out(), "500\n0\n", "{}", scores.all());
+    for _ in 0..3 {
+        attacker.run(
+            &["--timeout", "20"],
+            "i=0; while :; do head -c 4M /dev/zero > /dev/shm/$i || exit; i=$((i+1)); done",
+        );
+        attacker.sh("rm -f /dev/shm/*");
+    }
     assert_answers(&attacker);
 }
 

@@ -23,13 +23,17 @@ use std::os::fd::{AsFd as _, OwnedFd};
 /// Enough for any server; far from what exhausts the kernel.
 const OPEN_FILES_MAX: u64 = 65_536;
 
+/// The kernel's own default.
+const MEMLOCK_BYTES_MAX: u64 = 8 * 1024 * 1024;
+
+/// What `hostname` says; `/etc/hosts` knows it too.
+const HOSTNAME: &str = "sandbox";
+
 /// Everything about the new sandbox that is plain data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Setup {
     /// How it gets into its control groups.
     pub(super) join: Join,
-    /// What `hostname` says.
-    pub(super) hostname: String,
     /// Its file system.
     pub(super) rootfs: Rootfs,
 }
@@ -68,7 +72,7 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     setup.rootfs.enter(handles.userns.as_fd())?;
     network()?;
     rootfs::mask_proc()?;
-    rustix::system::sethostname(setup.hostname.as_bytes())
+    rustix::system::sethostname(HOSTNAME.as_bytes())
         .map_err(DriverError::step("set", "the host name"))?;
     sys::leave_session_keyring().map_err(DriverError::step("leave", "the session keyring"))?;
     limit_resources()?;
@@ -93,7 +97,18 @@ fn limit_resources() -> Result<(), DriverError> {
         .maximum
         .unwrap_or(OPEN_FILES_MAX)
         .min(OPEN_FILES_MAX);
-    for (resource, limit) in [(Resource::Nofile, files), (Resource::Core, 0)] {
+    // None of these may come from whoever started the server. A core limit of 1, because the kernel
+    // takes 0 as no limit when cores are piped to a program of the host.
+    let limits = [
+        (Resource::Nofile, files),
+        (Resource::Core, 1),
+        (Resource::Memlock, MEMLOCK_BYTES_MAX),
+        (Resource::Rtprio, 0),
+        (Resource::Nice, 0),
+    ];
+    // Nobody may have made the server's children hard to kill for memory.
+    let _ = fs::write("/proc/self/oom_score_adj", "0");
+    for (resource, limit) in limits {
         rustix::process::setrlimit(
             resource,
             Rlimit {

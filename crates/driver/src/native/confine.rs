@@ -31,17 +31,28 @@ pub(super) fn landlock() -> Result<(), RulesetError> {
     rules.restrict_self().map(drop)
 }
 
-/// Whether this kernel enforces it; what it says otherwise.
+/// What this kernel does not enforce of it, and what to do.
 pub(super) fn landlock_missing() -> Option<String> {
-    let made = Ruleset::default()
-        .set_compatibility(CompatLevel::HardRequirement)
-        .handle_access(AccessFs::from_all(ABI::V1))
-        .and_then(Ruleset::create);
-    match made {
-        Ok(_) => None,
-        Err(_) => Some(
-            "this kernel has no Landlock: sandboxes rely on namespaces and seccomp alone; boot with lsm=landlock,… or use Linux 5.13 or newer"
-                .to_owned(),
-        ),
-    }
+    let knows = |abi: ABI| {
+        Ruleset::default()
+            .set_compatibility(CompatLevel::HardRequirement)
+            .handle_access(AccessFs::from_all(abi))
+            .and_then(|rules| {
+                if abi == RIGHTS {
+                    rules.scope(Scope::from_all(abi))
+                } else {
+                    Ok(rules)
+                }
+            })
+            .and_then(Ruleset::create)
+            .is_ok()
+    };
+    let what = if !knows(ABI::V1) {
+        "has no Landlock: sandboxes rely on namespaces and seccomp alone; boot with lsm=landlock,… or use Linux 6.12 or newer"
+    } else if !knows(RIGHTS) {
+        "has an old Landlock that does not restrict device ioctls or signals: namespaces alone do; use Linux 6.12 or newer"
+    } else {
+        return None;
+    };
+    Some(format!("this kernel {what}"))
 }

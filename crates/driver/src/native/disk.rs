@@ -4,11 +4,13 @@
 //! An empty file system is made once for each size and kept as the few blocks mkfs wrote; a new
 //! image is a hole with these blocks in it.
 
+use super::sys;
 use crate::DriverError;
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -24,11 +26,18 @@ const TEMPLATE_DATA_BYTES_MAX: u64 = 256 * 1024 * 1024;
 /// Below this a sandbox could not even write its first files, and the store could not note it.
 const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
 
+/// Sizes are rounded up to this: a caller chooses them, and each costs a run of mkfs.
+const SIZE_GRID_BYTES: u64 = 16 * 1024 * 1024;
+
+/// Empty file systems kept in memory, some hundred kilobytes each; the least used goes.
+const TEMPLATES_MAX: usize = 8;
+
 /// Makes images.
 #[derive(Debug)]
 pub(super) struct Disks {
     dir: PathBuf,
-    templates: Mutex<HashMap<u64, Arc<Template>>>,
+    /// By size, the last used first.
+    templates: Mutex<VecDeque<(u64, Arc<Template>)>>,
 }
 
 #[derive(Debug)]
@@ -51,12 +60,13 @@ impl Disks {
     /// Writes a new, empty image of `bytes` to `path`.
     pub(super) fn create(&self, path: &Path, bytes: u64) -> Result<(), DriverError> {
         self.check_free()?;
-        let bytes = bytes.next_multiple_of(4096);
+        let bytes = bytes.next_multiple_of(SIZE_GRID_BYTES);
         let template = self.template(bytes)?;
         let step = || DriverError::step::<io::Error>("write", path.display().to_string());
         let image = File::options()
             .write(true)
             .create_new(true)
+            .mode(0o600)
             .open(path)
             .map_err(step())?;
         image.set_len(bytes).map_err(step())?;
@@ -86,12 +96,26 @@ impl Disks {
             .templates
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(template) = templates.get(&bytes) {
-            return Ok(Arc::clone(template));
-        }
-        let template = Arc::new(make(&self.dir, bytes)?);
-        templates.insert(bytes, Arc::clone(&template));
+        let template = match templates.iter().position(|(size, _)| *size == bytes) {
+            Some(at) => templates.remove(at).expect("it was just found").1,
+            None => Arc::new(make(&self.dir, bytes)?),
+        };
+        templates.push_front((bytes, Arc::clone(&template)));
+        templates.truncate(TEMPLATES_MAX);
         Ok(template)
+    }
+
+    /// Whether an image can be attached here, or why not.
+    pub(super) fn try_loop_device(&self) -> Result<(), DriverError> {
+        let image = self.dir.join("probe.img");
+        let _ = fs::remove_file(&image);
+        self.create(&image, SIZE_GRID_BYTES)?;
+        let file = File::options().read(true).write(true).open(&image);
+        let attached = file.and_then(|file| sys::attach_loop(file.as_fd()));
+        let _ = fs::remove_file(&image);
+        attached
+            .map(drop)
+            .map_err(DriverError::step("attach", "a loop device"))
     }
 }
 

@@ -20,16 +20,16 @@ use super::uids::RANGE;
 use crate::DriverError;
 use channel::Channel;
 use rustix::mount::MountPropagationFlags;
-use rustix::process::{Pid, PidfdFlags};
+use rustix::process::{Gid, Pid, PidfdFlags, Uid};
 use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// The hidden word that makes the k8e binary a launcher.
 pub const LAUNCHER_ARG: &str = "__launcher";
@@ -65,11 +65,20 @@ pub(super) struct Forked {
     status: OwnedFd,
 }
 
-/// The server's end.
+/// The server's end. A launcher that died (the kernel may kill it for memory) is started again.
 #[derive(Debug)]
 pub(super) struct Launcher {
+    program: PathBuf,
+    guest: OwnedFd,
+    lock: OwnedFd,
     // Held for one request and its answer, about a millisecond.
-    channel: Mutex<Channel>,
+    running: Mutex<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    channel: Channel,
+    process: Child,
 }
 
 // === impl Launcher ===
@@ -81,9 +90,45 @@ impl Launcher {
         guest: OwnedFd,
         lock: OwnedFd,
     ) -> Result<(Self, Ready), DriverError> {
+        let (running, ready) = Running::start(program, &guest, &lock)?;
+        let running = Mutex::new(running);
+        Ok((
+            Self {
+                program: program.to_owned(),
+                guest,
+                lock,
+                running,
+            },
+            ready,
+        ))
+    }
+
+    /// Forks a sandbox's first process. Blocks for about a millisecond.
+    pub(super) fn fork(&self, setup: &Setup, listener: &OwnedFd) -> Result<Forked, DriverError> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        match running.fork(setup, listener) {
+            Err(DriverError::LauncherGone) => {
+                tracing::warn!("the launcher is gone, starting another");
+                let (another, _) = Running::start(&self.program, &self.guest, &self.lock)?;
+                *running = another;
+                running.fork(setup, listener)
+            }
+            done => done,
+        }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    fn start(
+        program: &Path,
+        guest: &OwnedFd,
+        lock: &OwnedFd,
+    ) -> Result<(Self, Ready), DriverError> {
         let step = || DriverError::step::<io::Error>("start", "the launcher");
-        let (ours, theirs) = Channel::pair().map_err(step())?;
-        Command::new(program)
+        let (channel, theirs) = Channel::pair().map_err(step())?;
+        let process = Command::new(program)
             .arg0("k8e-launcher")
             .arg(LAUNCHER_ARG)
             .stdin(Stdio::from(theirs))
@@ -92,43 +137,43 @@ impl Launcher {
             .process_group(0)
             .spawn()
             .map_err(step())?;
-        ours.send(&(), &[guest.as_fd(), lock.as_fd()])
+        let running = Self { channel, process };
+        running
+            .channel
+            .send(&(), &[guest.as_fd(), lock.as_fd()])
             .map_err(step())?;
-        let (ready, _) = ours
+        let answer = running
+            .channel
             .receive::<Result<Ready, Failure>>()
-            .map_err(step())?
-            .ok_or(DriverError::LauncherGone)?;
-        let ready = ready.map_err(Failure::into_error)?;
-        Ok((
-            Self {
-                channel: Mutex::new(ours),
-            },
-            ready,
-        ))
+            .map_err(step())?;
+        let (ready, _) = answer.ok_or(DriverError::LauncherGone)?;
+        Ok((running, ready.map_err(Failure::into_error)?))
     }
 
-    /// Forks a sandbox's first process. Blocks for about a millisecond.
-    pub(super) fn fork(&self, setup: &Setup, listener: OwnedFd) -> Result<Forked, DriverError> {
-        let step = || DriverError::step::<io::Error>("ask", "the launcher");
+    fn fork(&self, setup: &Setup, listener: &OwnedFd) -> Result<Forked, DriverError> {
         let (status, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(DriverError::step("make", "a status pipe"))?;
-        let channel = self
+        let asked = self
             .channel
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        channel
-            .send(setup, &[listener.as_fd(), theirs.as_fd()])
-            .map_err(|_| DriverError::LauncherGone)?;
+            .send(setup, &[listener.as_fd(), theirs.as_fd()]);
+        asked.map_err(|_| DriverError::LauncherGone)?;
         drop(theirs);
-        let (answer, mut fds) = channel
-            .receive::<Answer>()
-            .map_err(step())?
+        let answer = self.channel.receive::<Answer>();
+        let (answer, mut fds) = answer
+            .map_err(DriverError::step("ask", "the launcher"))?
             .ok_or(DriverError::LauncherGone)?;
         match (answer, fds.pop()) {
             (Answer::Forked { pid }, Some(pidfd)) => Ok(Forked { pid, pidfd, status }),
             (Answer::Forked { .. }, None) => Err(DriverError::LauncherGone),
             (Answer::Failed(failure), _) => Err(failure.into_error()),
         }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Of a launcher that is gone; one that lives ends with our end of the channel.
+        let _ = self.process.try_wait();
     }
 }
 
@@ -189,9 +234,9 @@ impl Failure {
 pub fn launcher_main() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
-        // Nobody reads it but the server's own log; the server sees the closed channel.
+        // There is no subscriber for tracing in this process; standard error is the server's log.
         Err(error) => {
-            tracing::error!(%error, "launcher failed");
+            let _ = writeln!(io::stderr(), "k8e-launcher: {error}");
             ExitCode::FAILURE
         }
     }
@@ -249,9 +294,10 @@ fn start() -> Result<(Filters, Ready), DriverError> {
     let filters = Filters::compile()
         .map_err(|error| DriverError::step("compile", "seccomp")(io::Error::other(error)))?;
     let userns = user_namespace(1 << 30)?;
-    let idmap = skeleton::layers()
-        .iter()
-        .all(|layer| rootfs::can_idmap(userns.as_fd(), &layer.host));
+    let idmap = rootfs::overlay_takes_idmapped_layers()
+        && skeleton::layers()
+            .iter()
+            .all(|layer| rootfs::can_idmap(userns.as_fd(), &layer.host));
     Ok((filters, Ready { idmap }))
 }
 
@@ -305,17 +351,34 @@ fn launch(
 }
 
 /// A new user namespace in which 0 is `base` outside. A process must live in it to make it.
+///
+/// That process is `base` when it makes it: what the kernel counts per user (inotify, pending
+/// signals, message queues) is then counted for the sandbox's own number, not for the host's root.
 fn user_namespace(base: u32) -> Result<OwnedFd, DriverError> {
-    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-        .map_err(DriverError::step("make", "a pipe"))?;
-    match sys::fork_user_namespace().map_err(DriverError::step("make", "a user namespace"))? {
+    let pipe = || {
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(DriverError::step("make", "a pipe"))
+    };
+    let ((made, say_made), (done, say_done)) = (pipe()?, pipe()?);
+    match sys::fork_into(0, None).map_err(DriverError::step("fork", "for a user namespace"))? {
         Fork::Child => {
-            drop(write);
-            // Until the parent has opened the namespace.
-            let _ = rustix::io::read(&read, &mut [0u8; 1]);
+            drop((made, say_done));
+            if own_user_namespace(base).is_ok() {
+                let _ = rustix::io::write(&say_made, b"1");
+                // Until the parent has opened the namespace.
+                let _ = rustix::io::read(&done, &mut [0u8; 1]);
+            }
             sys::exit_now(0)
         }
         Fork::Parent { pid, .. } => {
+            drop((say_made, done));
+            let said = rustix::io::read(&made, &mut [0u8; 1]);
+            if said.map_err(DriverError::step("read", "a pipe"))? == 0 {
+                let hint = "the kernel refuses it: check user.max_user_namespaces";
+                return Err(DriverError::step("make", "a user namespace")(
+                    io::Error::other(hint),
+                ));
+            }
             let map = format!("0 {base} {RANGE}");
             for file in ["uid_map", "gid_map"] {
                 let path = format!("/proc/{pid}/{file}");
@@ -327,6 +390,18 @@ fn user_namespace(base: u32) -> Result<OwnedFd, DriverError> {
                 .map_err(DriverError::step("open", path))
         }
     }
+}
+
+/// Becomes `base`, keeping the right to make namespaces, and makes one.
+fn own_user_namespace(base: u32) -> rustix::io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(base), Gid::from_raw(base));
+    rustix::thread::set_keep_capabilities(true)?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+    let mut sets = rustix::thread::capabilities(None)?;
+    sets.effective = sets.permitted;
+    rustix::thread::set_capabilities(None, sets)?;
+    sys::unshare(UnshareFlags::NEWUSER)
 }
 
 /// Refers to a process of an earlier server.

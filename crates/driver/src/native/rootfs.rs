@@ -45,6 +45,9 @@ pub(super) enum Disk {
     Memory(u64),
 }
 
+/// Of the machine's few thousand terminals, what one sandbox may have.
+const TERMINALS_MAX: u32 = 256;
+
 /// Device nodes that are safe for anybody.
 const DEVICES: [(&str, u32, u32); 6] = [
     ("null", 1, 3),
@@ -222,7 +225,7 @@ impl Rootfs {
         make_dir(&dev.join("pts"))?;
         make_dir(&dev.join("shm"))?;
         let tty = base + 5;
-        let options = format!("newinstance,ptmxmode=0666,mode=0620,gid={tty}");
+        let options = format!("newinstance,ptmxmode=0666,mode=0620,gid={tty},max={TERMINALS_MAX}");
         mount(
             "devpts",
             dev.join("pts"),
@@ -267,6 +270,16 @@ pub(super) fn mask_proc() -> Result<(), DriverError> {
         attach(&tree, Path::new(path))?;
     }
     Ok(())
+}
+
+/// Whether overlays can be made of such mounts: from Linux 5.19 on.
+pub(super) fn overlay_takes_idmapped_layers() -> bool {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map_while(|part| part.parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (5, 19)
 }
 
 /// Whether the file system of the host's programs can show other owners.

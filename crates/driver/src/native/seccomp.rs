@@ -97,6 +97,37 @@ fn refused_rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Backe
     rules.insert(libc::SYS_socket, vec![none_of(&families)?]);
     rules.insert(libc::SYS_socketpair, vec![none_of(&families)?]);
     rules.insert(libc::SYS_personality, vec![none_of(&PERSONALITIES)?]);
+    // Of netlink only what `ip addr` needs.
+    let netlink = vec![
+        condition(
+            0,
+            SeccompCmpArgLen::Dword,
+            SeccompCmpOp::Eq,
+            u64::from(libc::AF_NETLINK.unsigned_abs()),
+        )?,
+        condition(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, 0)?,
+    ];
+    rules
+        .entry(libc::SYS_socket)
+        .or_default()
+        .push(SeccompRule::new(netlink)?);
+    // Limits of another process (PID 1 would be starved of descriptors or time), and the limit on
+    // cores, which keeps the host from handling them.
+    let others = vec![
+        condition(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, 0)?,
+        condition(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?,
+    ];
+    let core = u64::from(libc::RLIMIT_CORE);
+    let cores = vec![
+        condition(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, core)?,
+        condition(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?,
+    ];
+    rules.insert(
+        libc::SYS_prlimit64,
+        vec![SeccompRule::new(others)?, SeccompRule::new(cores)?],
+    );
+    let cores = condition(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, core)?;
+    rules.insert(libc::SYS_setrlimit, vec![SeccompRule::new(vec![cores])?]);
     // Typing into another's terminal, and the console's own commands.
     let mut ioctl = Vec::new();
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {

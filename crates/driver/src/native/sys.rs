@@ -201,11 +201,6 @@ pub(super) fn ignore_children() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
-/// Makes a process that lives in a new user namespace until `keep` is closed. Single-threaded callers only.
-pub(super) fn fork_user_namespace() -> io::Result<Fork> {
-    fork_into(libc::CLONE_NEWUSER as u64, None)
-}
-
 /// Attaches `backing` to a free loop device that goes away with its last user.
 pub(super) fn attach_loop(backing: BorrowedFd<'_>) -> io::Result<(OwnedFd, CString)> {
     const LOOP_CONFIGURE: u64 = 0x4C0A;

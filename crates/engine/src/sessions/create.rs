@@ -208,7 +208,6 @@ async fn steps(
         id: record.sandbox.clone(),
         template: record.template.clone(),
         limits: record.limits,
-        hostname: record.id.to_string(),
     };
     let sandbox: Arc<dyn k8e_driver::Sandbox> =
         driver.launch(&spec).await.map_err(Error::Launch)?.into();

@@ -1,8 +1,8 @@
 //! What a command says: its two streams, and through its supervisor how it started and ended.
 
 use super::Outcome;
-use crate::Guest;
 use crate::sys::{self, Report};
+use crate::{Guest, procfs};
 use bytes::Bytes;
 use k8e_wire::proto::{Started, reply::Reply};
 use k8e_wire::{ReplySink, WireError};
@@ -147,6 +147,7 @@ impl Output {
         if first != Some(Report::Started) {
             return Outcome::Ended(Ended::lost());
         }
+        procfs::prefer_to_oom_kill(pid);
         match self.forward_streams(replies, reports, killed).await {
             Ok(ended) => Outcome::Ended(ended),
             Err(error) => Outcome::Cancelled(error.into()),

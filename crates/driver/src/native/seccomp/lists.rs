@@ -19,12 +19,10 @@ pub(super) const ALLOWED: &[i64] = &[
     libc::SYS_fgetxattr, libc::SYS_listxattr, libc::SYS_llistxattr, libc::SYS_flistxattr, libc::SYS_removexattr,
     libc::SYS_lremovexattr, libc::SYS_fremovexattr, libc::SYS_inotify_init1, libc::SYS_inotify_add_watch,
     libc::SYS_inotify_rm_watch, libc::SYS_memfd_create,
-    // waiting
+    // waiting (not io_setup: the machine has a fixed number of those, for everybody)
     libc::SYS_ppoll, libc::SYS_pselect6, libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2, libc::SYS_eventfd2, libc::SYS_signalfd4, libc::SYS_timerfd_create,
     libc::SYS_timerfd_settime, libc::SYS_timerfd_gettime,
-    // asynchronous IO of the old kind
-    libc::SYS_io_setup, libc::SYS_io_destroy, libc::SYS_io_submit, libc::SYS_io_cancel, libc::SYS_io_getevents, SYS_IO_PGETEVENTS,
     // memory
     libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_mprotect, libc::SYS_msync, libc::SYS_mincore,
     libc::SYS_madvise, libc::SYS_process_madvise, libc::SYS_brk, libc::SYS_mlock, libc::SYS_mlock2, libc::SYS_munlock,
@@ -116,7 +114,3 @@ pub(super) const REFUSED: &[i64] = &[
 
 /// libc does not name it on every target yet.
 const SYS_FCHMODAT2: i64 = 452;
-#[cfg(target_arch = "x86_64")]
-const SYS_IO_PGETEVENTS: i64 = 333;
-#[cfg(not(target_arch = "x86_64"))]
-const SYS_IO_PGETEVENTS: i64 = 292;
