@@ -507,3 +507,72 @@ fn completions_and_help() {
         "{text}"
     );
 }
+
+#[test]
+fn over_tls_a_certificate_is_needed() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let address = format!("127.0.0.1:{port}");
+    let server = Server::start_with(&["--listen", &address]);
+    let admin = server.data_dir().join("tls/admin");
+    let k8e = |cert_dir: &std::path::Path, args: &[&str]| {
+        Command::new(binary())
+            .args(["sandbox", "--endpoint", &address, "--cert-dir"])
+            .arg(cert_dir)
+            .args(args)
+            .env_remove("K8E_SANDBOX_ENDPOINT")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let ran = k8e(&admin, &["run", "--raw", "echo over tls"]);
+    assert_eq!(
+        String::from_utf8_lossy(&ran.stdout),
+        "over tls\n",
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    // A caller with a certificate owns what it makes and sees nothing else.
+    let local = server.session();
+    let foreign = k8e(&admin, &["get", &local.id]);
+    assert_eq!(foreign.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&foreign.stdout).contains("not found"));
+    let nobody = tempfile::tempdir().unwrap();
+    std::fs::copy(admin.join("ca.crt"), nobody.path().join("ca.crt")).unwrap();
+    let refused = k8e(nobody.path(), &["run", "true"]);
+    assert_eq!(
+        refused.status.code(),
+        Some(2),
+        "{}",
+        String::from_utf8_lossy(&refused.stderr)
+    );
+}
+
+#[test]
+fn what_a_sandbox_may_ask_for_has_a_ceiling() {
+    let server = Server::start_with(&[
+        "--max-memory",
+        "1GiB",
+        "--max-disk",
+        "8GiB",
+        "--max-sessions",
+        "2",
+    ]);
+    for (flag, value) in [
+        ("--memory", "2GiB"),
+        ("--disk", "9GiB"),
+        ("--pids", "100000"),
+        ("--cpus", "999"),
+    ] {
+        let made = server.k8e(&["sandbox", "create", flag, value]);
+        assert_eq!(made.code, 1, "{flag}: {}", made.all());
+        assert!(made.out().contains("maximum"), "{flag}: {}", made.all());
+    }
+    let (_a, _b) = (server.session(), server.session());
+    let third = server.k8e(&["sandbox", "create"]);
+    assert_eq!(third.code, 1, "{}", third.all());
+    assert!(third.out().contains("--max-sessions"), "{}", third.all());
+}

@@ -15,6 +15,7 @@ const START_WAIT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Server {
     dir: tempfile::TempDir,
+    data: PathBuf,
     process: Option<Child>,
     flags: Vec<String>,
 }
@@ -49,6 +50,15 @@ impl Server {
 
     /// Starts one with more flags.
     pub fn start_with(flags: &[&str]) -> Self {
+        Self::start_at(None, flags)
+    }
+
+    /// Starts one whose data directory is `data`, which outlives it.
+    pub fn start_in(data: &Path) -> Self {
+        Self::start_at(Some(data), &[])
+    }
+
+    fn start_at(data: Option<&Path>, flags: &[&str]) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
             "this test needs root: real namespaces and cgroups"
@@ -58,8 +68,10 @@ impl Server {
             .tempdir()
             .expect("a temporary directory");
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let data = data.map_or_else(|| dir.path().join("data"), Path::to_owned);
         let mut server = Self {
             dir,
+            data,
             process: None,
             flags,
         };
@@ -76,9 +88,12 @@ impl Server {
             .expect("a log file");
         let mut command = Command::new(binary());
         command
-            .args(["server", "--listen", "none", "--data-dir"])
+            .args(["server", "--data-dir"])
             .arg(self.data_dir())
             .args(&self.flags);
+        if !self.flags.iter().any(|flag| flag == "--listen") {
+            command.args(["--listen", "none"]);
+        }
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a descriptor"))
@@ -97,7 +112,7 @@ impl Server {
 
     /// Where it keeps everything.
     pub fn data_dir(&self) -> PathBuf {
-        self.dir.path().join("data")
+        self.data.clone()
     }
 
     /// Its socket.
@@ -226,7 +241,7 @@ impl Server {
                 .join("loop/backing_file");
             std::fs::read_to_string(file).unwrap_or_default()
         };
-        let ours = self.data_dir().display().to_string();
+        let ours = within_file_system(&self.data_dir());
         let loops = names(Path::new("/sys/block"))
             .into_iter()
             .filter(|name| name.starts_with("loop"));
@@ -390,6 +405,16 @@ fn dirs(dir: &Path) -> Vec<String> {
         .into_iter()
         .filter(|name| dir.join(name).is_dir())
         .collect()
+}
+
+/// As the kernel names what is on a mount that only sandboxes' namespaces still show: from its root.
+fn within_file_system(dir: &Path) -> String {
+    use std::os::unix::fs::MetadataExt as _;
+    let device = |dir: &Path| std::fs::metadata(dir).map(|meta| meta.dev()).ok();
+    let on_it = |above: &&Path| device(above) == device(dir);
+    let root = dir.ancestors().take_while(on_it).last().unwrap_or(dir);
+    let path = dir.strip_prefix(root).unwrap_or(dir);
+    Path::new("/").join(path).display().to_string()
 }
 
 /// As the native driver names its cgroups (FNV-1a of the directory).

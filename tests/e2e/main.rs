@@ -1,5 +1,7 @@
 //! End-to-end tests: the built binary, real sandboxes, as root.
+#![expect(clippy::unwrap_used, reason = "all of it is tests, helpers too")]
 
+mod bad_input;
 mod cli;
 mod crash;
 mod escape;

@@ -19,6 +19,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// No network is between us and a server on this machine: one that says nothing hangs.
+#[cfg(unix)]
+const LOCAL_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+#[cfg(unix)]
+const LOCAL_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Enough that a large file is not held up by round trips.
 const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
@@ -167,7 +173,9 @@ async fn connect_unix(
     path: &std::path::Path,
 ) -> Result<Channel, ConnectError> {
     // The authority is only a name here: the socket is the address.
-    let channel = tuned(tonic::transport::Endpoint::from_static("http://localhost"));
+    let channel = tuned(tonic::transport::Endpoint::from_static("http://localhost"))
+        .http2_keep_alive_interval(LOCAL_KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(LOCAL_KEEPALIVE_TIMEOUT);
     let connector = unix::connector(path.to_owned());
     channel
         .connect_with_connector(connector)

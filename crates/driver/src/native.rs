@@ -31,7 +31,7 @@ use async_trait::async_trait;
 use cgroup::Cgroups;
 use child::Setup;
 use disk::Disks;
-use k8e_model::{RuntimeKind, SandboxId, Template};
+use k8e_model::{Code, RuntimeKind, SandboxId, Template};
 use launcher::{Forked, Launcher};
 use record::Record;
 use rootfs::{Disk, Rootfs};
@@ -113,10 +113,12 @@ impl NativeDriver {
         let memory_disks = if config.memory_disks {
             Some("--memory-disks is set".to_owned())
         } else {
-            disks
-                .try_loop_device()
-                .err()
-                .map(|error| format!("no loop device can be used ({error})"))
+            match disks.try_loop_device() {
+                // A full disk says nothing about loop devices.
+                Ok(()) => None,
+                Err(error) if error.code() == Code::Exhausted => None,
+                Err(error) => Some(format!("no loop device can be used ({error})")),
+            }
         };
         let shared = Shared {
             cgroups: Cgroups::open(&stable_name(&dir))?,

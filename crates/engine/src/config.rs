@@ -12,6 +12,10 @@ pub struct Config {
     pub lifetime: Lifetime,
     /// Sessions that may be alive at once, whoever owns them.
     pub sessions_max: usize,
+    /// Sessions of one owner that may be alive at once. More than `sessions_max` means nothing.
+    pub sessions_per_owner_max: usize,
+    /// What no session may ask beyond.
+    pub limits_max: Limits,
     /// Commands that may run at once in one session.
     pub runs_per_session_max: usize,
     /// Of a run that does not say.
@@ -20,6 +24,10 @@ pub struct Config {
     pub network: String,
     /// How long the record of an ended session is kept.
     pub ended_kept: Duration,
+    /// How many records of ended sessions are kept, however young.
+    pub ended_max: usize,
+    /// What the transcripts of ended sessions may hold together.
+    pub ended_bytes_max: u64,
 }
 
 // === impl Config ===
@@ -31,11 +39,23 @@ impl Default for Config {
             lifetime: Lifetime::default(),
             // A machine with 64 GiB holds this many at the default memory limit.
             sessions_max: 128,
+            // Whoever shares a server with nobody needs no share.
+            sessions_per_owner_max: usize::MAX,
+            limits_max: Limits {
+                memory_bytes: u64::MAX,
+                cpu_millis: u32::MAX,
+                pids: u32::MAX,
+                disk_bytes: u64::MAX,
+            },
             // With the file calls well under the guest's 512 connections.
             runs_per_session_max: 128,
             run_timeout: RUN_TIMEOUT_DEFAULT,
             network: "loopback only: nothing outside the sandbox can be reached".to_owned(),
             ended_kept: Duration::from_secs(24 * 3600),
+            // With a thousand events each, well under a gigabyte of database.
+            ended_max: 1000,
+            // 64 that wrote all that is kept of one.
+            ended_bytes_max: 1024 * 1024 * 1024,
         }
     }
 }

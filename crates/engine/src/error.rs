@@ -30,6 +30,14 @@ pub enum Error {
         /// How many may be.
         max: usize,
     },
+    /// An owner has its share of the server.
+    #[error(
+        "you have {max} sessions alive, which is all that this server gives one owner: destroy one, or have --max-sessions-per-owner raised"
+    )]
+    OwnerFull {
+        /// How many may be.
+        max: usize,
+    },
     /// A session runs as much as it may.
     #[error("session {id} has {max} {what} under way, which is all it takes: wait for one to end")]
     SessionBusy {
@@ -120,9 +128,10 @@ impl Error {
         match self {
             Self::SessionNotFound(_) | Self::SessionOver { .. } => Code::NotFound,
             Self::SessionExists(_) => Code::Exists,
-            Self::SessionsFull { .. } | Self::SessionBusy { .. } | Self::GuestBusy(_) => {
-                Code::Exhausted
-            }
+            Self::SessionsFull { .. }
+            | Self::OwnerFull { .. }
+            | Self::SessionBusy { .. }
+            | Self::GuestBusy(_) => Code::Exhausted,
             Self::SessionNotReady(_) | Self::InputClosed(_) => Code::Precondition,
             Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,
             Self::NoProgram(_) | Self::Invalid(_) => Code::Invalid,

@@ -8,7 +8,7 @@ mod stream;
 
 pub use stream::{FileLister, FileReader, FileWriter};
 
-use crate::guest::{FILES_LISTED_MAX, checked_info, workspace};
+use crate::guest::{FILES_LISTED_MAX, LISTING_TIMEOUT, checked_info, workspace};
 use crate::{Error, Sessions};
 use bytes::Bytes;
 use k8e_model::{GuestPath, Principal, SessionId};
@@ -181,6 +181,7 @@ impl Sessions {
             call,
             listed: 0,
             empties: 0,
+            time_left: LISTING_TIMEOUT,
             truncated: false,
             done: false,
         })

@@ -16,7 +16,7 @@ use k8e_wire::{HostEnd, Inputs, Replies, WireError};
 use std::io::ErrorKind;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// A guest that is well answers every call but a run's within milliseconds; a slow disk may take a while.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -27,8 +27,14 @@ pub(crate) const DEATH_NEWS_TIMEOUT: Duration = Duration::from_millis(500);
 /// Entries of one listing: more than an agent can read, less than hurts.
 pub(crate) const FILES_LISTED_MAX: u64 = 100_000;
 
-/// No sandbox may have more; see `Limits`.
-pub(crate) const PROCESSES_MAX: usize = 65_536;
+/// Processes of one listing; an honest guest cuts there itself.
+pub(crate) const PROCESSES_MAX: usize = 4096;
+
+/// Names and arguments that one listing of processes holds; what is over is cut.
+pub(crate) const PROCESSES_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// What a guest gets for all replies of one listing: one that trickles is no better than a silent one.
+pub(crate) const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Replies of one call that may hold nothing: none is needed, and endless ones are a way to hang.
 const EMPTY_REPLIES_MAX: u32 = 64;
@@ -127,6 +133,23 @@ impl Call {
             Ok(Err(e)) => Err(broken(&self.used, &mut self.phases, &e).await),
             Err(_) => Err(self.misbehaved("it did not answer in time")),
         }
+    }
+
+    /// The next reply of a listing. What waiting took is taken off `left`; a slow reader's own time is not.
+    pub(crate) async fn reply_within(
+        &mut self,
+        left: &mut Duration,
+    ) -> Result<reply::Reply, Error> {
+        let since = Instant::now();
+        let reply = timeout(*left, self.reply()).await;
+        *left = left.saturating_sub(since.elapsed());
+        reply.unwrap_or_else(|_| Err(self.misbehaved("it did not finish a listing in time")))
+    }
+
+    /// Resolves, with why, when the session is no longer active. Cancel safe.
+    pub(crate) async fn session_gone(&mut self) -> Error {
+        left_active(&mut self.phases).await;
+        self.used.live.gone()
     }
 
     /// Sends an input. When the guest hung up, what it said last tells why.
@@ -264,6 +287,8 @@ async fn connect(guest: &GuestAddress, request: request::Call) -> Result<HostEnd
 }
 
 /// A listing must not lead a client that writes it to disk out of where it writes.
+///
+/// What is kept is copied: a slice would keep the whole frame it came in alive.
 pub(crate) fn checked_info(info: proto::FileInfo) -> Result<FileInfo, &'static str> {
     let below = info
         .path
@@ -287,21 +312,26 @@ pub(crate) fn checked_info(info: proto::FileInfo) -> Result<FileInfo, &'static s
         Ok(proto::FileType::Unspecified) | Err(_) => return Err("it described a file of no type"),
     };
     Ok(FileInfo {
-        path: info.path,
+        path: Bytes::copy_from_slice(&info.path),
         kind,
         size: info.size,
         mode: info.mode & 0o7777,
         uid: info.uid,
         gid: info.gid,
         mtime_unix_ns: info.mtime_unix_ns,
-        symlink_target: info.symlink_target,
+        symlink_target: Bytes::copy_from_slice(&info.symlink_target),
     })
 }
 
-pub(crate) fn checked_process(process: proto::Process) -> Process {
+/// Takes what it keeps off `bytes_left`. Copied, as above.
+pub(crate) fn checked_process(process: &proto::Process, bytes_left: &mut usize) -> Process {
     const COMM_BYTES_MAX: usize = 64;
     const CMDLINE_BYTES_MAX: usize = 4096;
-    let cut = |bytes: Bytes, max: usize| bytes.slice(..bytes.len().min(max));
+    let mut cut = |bytes: &Bytes, max: usize| {
+        let kept = bytes.len().min(max).min(*bytes_left);
+        *bytes_left -= kept;
+        Bytes::copy_from_slice(&bytes[..kept])
+    };
     Process {
         pid: process.pid,
         ppid: process.ppid,
@@ -311,8 +341,8 @@ pub(crate) fn checked_process(process: proto::Process) -> Process {
             .next()
             .filter(char::is_ascii_alphabetic)
             .unwrap_or('?'),
-        comm: cut(process.comm, COMM_BYTES_MAX),
-        cmdline: cut(process.cmdline, CMDLINE_BYTES_MAX),
+        comm: cut(&process.comm, COMM_BYTES_MAX),
+        cmdline: cut(&process.cmdline, CMDLINE_BYTES_MAX),
         rss_bytes: process.rss_bytes,
         uid: process.uid,
     }

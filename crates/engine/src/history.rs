@@ -15,9 +15,13 @@ impl Sessions {
         offset: u64,
         limit: u64,
     ) -> Result<TranscriptPage, Error> {
-        self.owned(who, id).await?;
+        let sandbox = self.owned(who, id).await?;
         self.shared.recorder.flush().await;
-        Ok(self.shared.store.transcript(id, offset, limit).await?)
+        Ok(self
+            .shared
+            .store
+            .transcript(&sandbox, offset, limit)
+            .await?)
     }
 
     /// The session's events after number `after`, at most `limit`; limit 0 is the default.

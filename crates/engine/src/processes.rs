@@ -4,7 +4,7 @@
     reason = "any other reply is out of turn, also one that does not exist yet"
 )]
 
-use crate::guest::{PROCESSES_MAX, checked_process};
+use crate::guest::{LISTING_TIMEOUT, PROCESSES_BYTES_MAX, PROCESSES_MAX, checked_process};
 use crate::{Error, Sessions};
 use bytes::Bytes;
 use k8e_model::{Principal, SessionId};
@@ -39,8 +39,9 @@ impl Sessions {
             .call(who, id, request, "list processes".to_owned())
             .await?;
         let (mut processes, mut empties) = (Vec::new(), 0);
+        let (mut time_left, mut bytes_left) = (LISTING_TIMEOUT, PROCESSES_BYTES_MAX);
         loop {
-            match call.reply().await? {
+            match call.reply_within(&mut time_left).await? {
                 reply::Reply::Processes(list) if list.processes.is_empty() => {
                     call.count_empty(&mut empties)?
                 }
@@ -48,7 +49,8 @@ impl Sessions {
                     if processes.len() + list.processes.len() > PROCESSES_MAX {
                         return Err(call.misbehaved("it listed more processes than there can be"));
                     }
-                    processes.extend(list.processes.into_iter().map(checked_process));
+                    let checked = |process| checked_process(process, &mut bytes_left);
+                    processes.extend(list.processes.iter().map(checked));
                 }
                 reply::Reply::Done(_) => return Ok(processes),
                 _ => return Err(call.misbehaved("it sent something else than processes")),

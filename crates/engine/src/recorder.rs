@@ -1,46 +1,77 @@
 //! Writes events and transcripts down behind the callers' backs, so that no command waits for the disk.
 //!
 //! Two bounded queues, each with one writer that takes what has gathered and writes it at once.
-//! A failure to write (a full disk) is told once in the log and never fails a run.
+//! A disk that fails, is full or hangs is told once in the log and costs history, never a run: who
+//! has output to write down waits for a place only briefly, and while the disk hangs not at all.
 
 use bytes::Bytes;
-use k8e_model::{SessionId, UnixMillis};
+use k8e_model::{SandboxId, Session, SessionId, UnixMillis};
 use k8e_store::{NewEvent, Store, StoreError};
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::{mpsc, oneshot};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Events that may wait; over that new ones are dropped, for no caller may wait for them.
 const NOTES_MAX: usize = 8192;
 
-/// Chunks of output that may wait (8 MiB of full ones); over that the runs that write wait.
+/// Chunks of output that may wait (8 MiB of full ones, 32 MiB of the largest a guest can send).
 const CHUNKS_MAX: usize = 64;
 
 /// Of one transaction.
 const BATCH_MAX: usize = 256;
 
+/// How long output waits for a place in the queue. Longer than a busy disk needs for a whole queue.
+const PLACE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a reader waits for what is still in the queues: after that it reads what is there.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Where everybody hands in what is to be written down. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Recorder {
-    notes: mpsc::Sender<Note>,
-    output: mpsc::Sender<Output>,
-    dropped: Arc<AtomicBool>,
+    notes: Queue<Note>,
+    output: Queue<Chunk>,
 }
 
-/// A place in the queue of output, held before the output is read so that none is lost on the way.
-pub(crate) struct Slot<'a>(Option<mpsc::Permit<'a, Output>>);
+/// What is written of a run's output, and what could not be.
+#[derive(Default)]
+pub(crate) struct Transcriber {
+    /// Until when the chunk at hand may wait.
+    until: Option<Instant>,
+    /// Not written since the last marker.
+    unmarked_bytes: u64,
+    lost_bytes: u64,
+}
+
+/// A queue to a writer, which says how far it is.
+struct Queue<T> {
+    items: mpsc::Sender<T>,
+    /// Counted before they are put in.
+    handed_in: Arc<AtomicU64>,
+    written: watch::Receiver<u64>,
+    /// Something found no place in time, and nothing was written since.
+    stuck: Arc<AtomicBool>,
+}
+
+/// The writer's end of a queue.
+struct Work<T> {
+    items: mpsc::Receiver<T>,
+    written: watch::Sender<u64>,
+    stuck: Arc<AtomicBool>,
+}
 
 enum Note {
     Event(NewEvent),
     Touch(SessionId, UnixMillis),
-    Flush(oneshot::Sender<()>),
 }
 
-enum Output {
-    Chunk(SessionId, Bytes),
-    Flush(oneshot::Sender<()>),
+struct Chunk {
+    sandbox: SandboxId,
+    output: Bytes,
 }
 
 /// Says a failure once, until it worked again.
@@ -51,26 +82,23 @@ struct Quiet(bool);
 
 impl Recorder {
     pub(crate) fn start(store: Store) -> Self {
-        let (notes, note_queue) = mpsc::channel(NOTES_MAX);
-        let (output, output_queue) = mpsc::channel(CHUNKS_MAX);
-        tokio::spawn(write_notes(store.clone(), note_queue));
-        tokio::spawn(write_output(store, output_queue));
-        Self {
-            notes,
-            output,
-            dropped: Arc::default(),
-        }
+        let (notes, note_work) = queue(NOTES_MAX);
+        let (output, output_work) = queue(CHUNKS_MAX);
+        tokio::spawn(write_notes(store.clone(), note_work));
+        tokio::spawn(write_output(store, output_work));
+        Self { notes, output }
     }
 
     /// Hands an event in. `detail` must be a JSON object.
-    pub(crate) fn event(&self, session: &SessionId, kind: &'static str, detail: Value) {
+    pub(crate) fn event(&self, session: &Session, kind: &'static str, detail: Value) {
         let detail = if let Value::Object(detail) = detail {
             detail
         } else {
             Map::new()
         };
         self.note(Note::Event(NewEvent {
-            session: session.clone(),
+            session: session.id.clone(),
+            sandbox: session.sandbox.clone(),
             at: now_ms(),
             kind,
             detail,
@@ -82,41 +110,148 @@ impl Recorder {
         self.note(Note::Touch(session.clone(), at));
     }
 
-    /// Waits for a place in the queue of output. Cancel safe.
-    pub(crate) async fn slot(&self) -> Slot<'_> {
-        Slot(self.output.reserve().await.ok())
-    }
-
-    /// Waits until everything handed in so far is written, or failed to be.
+    /// Waits until everything handed in so far is written, or failed to be; for a bounded time.
+    /// Takes no place in a queue, so that no queue can hold it up.
     pub(crate) async fn flush(&self) {
-        let (events_done, events) = oneshot::channel();
-        let (output_done, output) = oneshot::channel();
-        // A closed queue has nothing left to flush.
-        if self.notes.send(Note::Flush(events_done)).await.is_ok() {
-            events.await.ok();
-        }
-        if self.output.send(Output::Flush(output_done)).await.is_ok() {
-            output.await.ok();
+        let all = async {
+            self.notes.flushed().await;
+            self.output.flushed().await;
+        };
+        if timeout(FLUSH_TIMEOUT, all).await.is_err() {
+            tracing::warn!("events and transcripts wait for the disk for {FLUSH_TIMEOUT:?}");
         }
     }
 
     fn note(&self, note: Note) {
-        let full = self.notes.try_send(note).is_err();
-        if full && !self.dropped.swap(true, Ordering::Relaxed) {
+        if let Ok(place) = self.notes.items.try_reserve() {
+            self.notes.put(place, note);
+        } else if self.notes.now_stuck() {
             tracing::warn!("events come faster than they can be written: some are dropped");
-        } else if !full {
-            self.dropped.store(false, Ordering::Relaxed);
         }
     }
 }
 
-// === impl Slot ===
+// === impl Transcriber ===
 
-impl Slot<'_> {
-    pub(crate) fn write(self, session: &SessionId, output: Bytes) {
-        if let Some(permit) = self.0 {
-            permit.send(Output::Chunk(session.clone(), output));
+impl Transcriber {
+    /// Writes a chunk down, or gives it up. Cancel safe: called again with the same chunk it goes
+    /// on where it was, and it has written nothing until it returns.
+    pub(crate) async fn write(&mut self, recorder: &Recorder, sandbox: &SandboxId, output: &Bytes) {
+        let queue = &recorder.output;
+        let until = *self
+            .until
+            .get_or_insert_with(|| Instant::now() + PLACE_TIMEOUT);
+        let place = match queue.items.try_reserve() {
+            Ok(place) => Some(place),
+            Err(_) if queue.stuck.load(Ordering::Relaxed) => None,
+            Err(_) => match timeout_at(until, queue.items.reserve()).await {
+                Ok(place) => place.ok(),
+                Err(_) => {
+                    if queue.now_stuck() {
+                        tracing::warn!("the disk takes no transcripts: output is not written down");
+                    }
+                    None
+                }
+            },
+        };
+        self.until = None;
+        let Some(place) = place else {
+            self.unmarked_bytes += output.len() as u64;
+            self.lost_bytes += output.len() as u64;
+            return;
+        };
+        let output = match self.marker() {
+            Some(marker) => Bytes::from([marker.as_bytes(), output].concat()),
+            None => output.clone(),
+        };
+        let sandbox = sandbox.clone();
+        queue.put(place, Chunk { sandbox, output });
+    }
+
+    /// Says what is missing at the end, if it can. Returns how many bytes were not written in all.
+    pub(crate) fn finish(&mut self, recorder: &Recorder, sandbox: &SandboxId) -> u64 {
+        if self.unmarked_bytes > 0
+            && let Ok(place) = recorder.output.items.try_reserve()
+            && let Some(marker) = self.marker()
+        {
+            let chunk = Chunk {
+                sandbox: sandbox.clone(),
+                output: Bytes::from(marker),
+            };
+            recorder.output.put(place, chunk);
         }
+        self.lost_bytes
+    }
+
+    /// What stands in the transcript in place of what is not in it.
+    fn marker(&mut self) -> Option<String> {
+        match std::mem::take(&mut self.unmarked_bytes) {
+            0 => None,
+            bytes => Some(format!(
+                "\n[k8e: {bytes} bytes of output are missing here: the disk was too slow]\n"
+            )),
+        }
+    }
+}
+
+// === impl Queue ===
+
+impl<T> Queue<T> {
+    fn put(&self, place: mpsc::Permit<'_, T>, item: T) {
+        self.handed_in.fetch_add(1, Ordering::Relaxed);
+        place.send(item);
+    }
+
+    /// Whether that is news.
+    fn now_stuck(&self) -> bool {
+        !self.stuck.swap(true, Ordering::Relaxed)
+    }
+
+    /// What was put in before this call comes out before what was put in after, and each was
+    /// counted before: when as many are out as were counted, all of them are.
+    async fn flushed(&self) {
+        let all = self.handed_in.load(Ordering::Relaxed);
+        let mut written = self.written.clone();
+        // A writer that is gone has nothing left to write.
+        written.wait_for(|written| *written >= all).await.ok();
+    }
+}
+
+impl<T> Clone for Queue<T> {
+    fn clone(&self) -> Self {
+        Self {
+            items: self.items.clone(),
+            handed_in: Arc::clone(&self.handed_in),
+            written: self.written.clone(),
+            stuck: Arc::clone(&self.stuck),
+        }
+    }
+}
+
+fn queue<T>(items_max: usize) -> (Queue<T>, Work<T>) {
+    let (items, to_write) = mpsc::channel(items_max);
+    let (done, written) = watch::channel(0);
+    let stuck = Arc::new(AtomicBool::new(false));
+    let queue = Queue {
+        items,
+        handed_in: Arc::default(),
+        written,
+        stuck: Arc::clone(&stuck),
+    };
+    let work = Work {
+        items: to_write,
+        written: done,
+        stuck,
+    };
+    (queue, work)
+}
+
+// === impl Work ===
+
+impl<T> Work<T> {
+    fn done(&self, items: usize) {
+        self.stuck.store(false, Ordering::Relaxed);
+        self.written.send_modify(|written| *written += items as u64);
     }
 }
 
@@ -146,17 +281,19 @@ pub(crate) fn now_ms() -> UnixMillis {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-async fn write_notes(store: Store, mut queue: mpsc::Receiver<Note>) {
+async fn write_notes(store: Store, mut work: Work<Note>) {
     let mut quiet = Quiet::default();
     let mut batch = Vec::with_capacity(BATCH_MAX);
-    while queue.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        let (mut events, mut touched, mut flushed) =
-            (Vec::new(), std::collections::HashMap::new(), Vec::new());
+    loop {
+        let count = work.items.recv_many(&mut batch, BATCH_MAX).await;
+        if count == 0 {
+            return;
+        }
+        let (mut events, mut touched) = (Vec::new(), HashMap::new());
         for note in batch.drain(..) {
             match note {
                 Note::Event(event) => events.push(event),
                 Note::Touch(session, at) => drop(touched.insert(session, at)),
-                Note::Flush(done) => flushed.push(done),
             }
         }
         if !events.is_empty() {
@@ -165,34 +302,31 @@ async fn write_notes(store: Store, mut queue: mpsc::Receiver<Note>) {
         for (session, at) in touched {
             quiet.check("times of last use", store.touch_session(&session, at).await);
         }
-        for done in flushed {
-            done.send(()).ok();
-        }
+        work.done(count);
     }
 }
 
-async fn write_output(store: Store, mut queue: mpsc::Receiver<Output>) {
+async fn write_output(store: Store, mut work: Work<Chunk>) {
     let mut quiet = Quiet::default();
     let mut batch = Vec::with_capacity(CHUNKS_MAX);
-    while queue.recv_many(&mut batch, CHUNKS_MAX).await > 0 {
-        let mut chunks: Vec<(SessionId, Vec<u8>)> = Vec::new();
-        let mut flushed = Vec::new();
-        for output in batch.drain(..) {
-            match output {
-                Output::Chunk(session, data) => {
-                    match chunks.iter_mut().find(|(other, _)| *other == session) {
-                        Some((_, gathered)) => gathered.extend_from_slice(&data),
-                        None => chunks.push((session, data.to_vec())),
-                    }
-                }
-                Output::Flush(done) => flushed.push(done),
+    loop {
+        let count = work.items.recv_many(&mut batch, CHUNKS_MAX).await;
+        if count == 0 {
+            return;
+        }
+        let mut gathered: Vec<(SandboxId, Vec<u8>)> = Vec::new();
+        for Chunk { sandbox, output } in batch.drain(..) {
+            match gathered.iter_mut().find(|(other, _)| *other == sandbox) {
+                Some((_, gathered)) => gathered.extend_from_slice(&output),
+                None => gathered.push((sandbox, output.to_vec())),
             }
         }
-        for (session, data) in chunks {
-            quiet.check("transcripts", store.append_transcript(&session, data).await);
+        for (sandbox, output) in gathered {
+            quiet.check(
+                "transcripts",
+                store.append_transcript(&sandbox, output).await,
+            );
         }
-        for done in flushed {
-            done.send(()).ok();
-        }
+        work.done(count);
     }
 }

@@ -9,6 +9,7 @@ pub use input::RunInput;
 
 use crate::guest::Call;
 use crate::live::Live;
+use crate::recorder::Transcriber;
 use crate::sessions::{Owned, Shared};
 use bytes::Bytes;
 use input::SharedInputs;
@@ -80,6 +81,15 @@ pub struct Run {
     late_bytes: u64,
     /// Since when nothing came, while somebody waited.
     waiting_since: Option<Instant>,
+    /// Output that came and is not told yet: dropping a future of [`Run::next`] loses none.
+    at_hand: Option<(Stream, Bytes)>,
+    transcriber: Transcriber,
+}
+
+#[derive(Clone, Copy)]
+enum Stream {
+    Stdout,
+    Stderr,
 }
 
 /// How far a run is.

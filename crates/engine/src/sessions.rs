@@ -14,7 +14,9 @@ use crate::live::Live;
 use crate::recorder::{Recorder, now_ms};
 use crate::{Config, Error};
 use k8e_driver::{Driver, Probe};
-use k8e_model::{Phase, Principal, SessionId, SessionSpec, TenantId, UnixMillis};
+use k8e_model::{
+    Phase, Principal, SandboxId, Session, SessionId, SessionSpec, TenantId, UnixMillis,
+};
 use k8e_store::Store;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -53,6 +55,8 @@ pub(crate) struct Shared {
     work: Arc<RwLock<()>>,
     /// Held from shutdown on.
     closed: Mutex<Option<OwnedRwLockWriteGuard<()>>>,
+    /// Held by who removes records of ended sessions.
+    trimming: tokio::sync::Mutex<()>,
     /// To finish work from `drop`, where there may be no runtime to ask for.
     runtime: Handle,
 }
@@ -94,6 +98,7 @@ impl Sessions {
             stop: watch::Sender::new(false),
             work: Arc::default(),
             closed: Mutex::default(),
+            trimming: tokio::sync::Mutex::default(),
             runtime: Handle::current(),
         });
         shared.recover().await?;
@@ -138,20 +143,26 @@ impl Sessions {
         if let Some(live) = self.shared.find(who, id) {
             return Ok(live);
         }
-        match self.shared.store.session(id).await? {
-            Some(record) if who.may_use(&record.owner) => Err(Error::SessionOver {
-                id: id.clone(),
-                reason: record.reason,
-            }),
-            _ => Err(Error::SessionNotFound(id.clone())),
+        let record = self.recorded(who, id).await?;
+        Err(Error::SessionOver {
+            id: id.clone(),
+            reason: record.reason,
+        })
+    }
+
+    /// The sandbox of a session, live or over, that is the caller's to look at.
+    pub(crate) async fn owned(&self, who: &Principal, id: &SessionId) -> Result<SandboxId, Error> {
+        match self.shared.find(who, id) {
+            Some(live) => Ok(live.record.sandbox.clone()),
+            None => Ok(self.recorded(who, id).await?.sandbox),
         }
     }
 
-    /// Whether a session, live or over, is the caller's to look at.
-    pub(crate) async fn owned(&self, who: &Principal, id: &SessionId) -> Result<(), Error> {
-        match self.live(who, id).await {
-            Ok(_) | Err(Error::SessionOver { .. }) => Ok(()),
-            Err(e) => Err(e),
+    /// The record of one of the caller's.
+    async fn recorded(&self, who: &Principal, id: &SessionId) -> Result<Session, Error> {
+        match self.shared.store.session(id).await? {
+            Some(record) if who.may_use(&record.owner) => Ok(record),
+            _ => Err(Error::SessionNotFound(id.clone())),
         }
     }
 }
@@ -259,6 +270,15 @@ impl Index {
     fn unschedule(&mut self, live: &Live) {
         if let Some(at) = live.set_deadline(None) {
             self.deadlines.remove(&(at, live.record.id.clone()));
+        }
+    }
+
+    /// Its name is free again, if it still has it.
+    fn remove(&mut self, live: &Arc<Live>) {
+        let id = &live.record.id;
+        let same = |other: &Arc<Live>| Arc::ptr_eq(other, live);
+        if self.sessions.get(id).is_some_and(same) {
+            self.sessions.remove(id);
         }
     }
 

@@ -14,6 +14,7 @@ use k8e_api::v1;
 use k8e_api::v1::sandboxes_server::{Sandboxes, SandboxesServer};
 use k8e_engine::Sessions;
 use k8e_model::Code;
+use std::time::Duration;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -22,6 +23,9 @@ pub(crate) type Services = Routes;
 
 type Answer<T> = Result<Response<T>, Status>;
 type Answers<T> = BoxStream<'static, Result<T, Status>>;
+
+/// A client that opened a stream says at once what it wants; one that does not holds it for nothing.
+const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Our service, and gRPC's own for health and for description.
 pub(crate) async fn services(sessions: Sessions) -> Result<Services, Error> {
@@ -207,6 +211,17 @@ fn engine_status(error: k8e_engine::Error) -> Status {
 /// A broken rule of the model, to a client.
 fn model_status(error: k8e_model::Error) -> Status {
     to_status(error.code, &error.message)
+}
+
+/// The first message of a client's stream; `call` names it in errors.
+async fn first_message<T>(messages: &mut Streaming<T>, call: &str) -> Result<Option<T>, Status> {
+    match tokio::time::timeout(FIRST_MESSAGE_WITHIN, messages.message()).await {
+        Ok(first) => first.map_err(message_status),
+        Err(_) => Err(to_status(
+            Code::Timeout,
+            &format!("the first message of a {call} did not come"),
+        )),
+    }
 }
 
 /// A message that could not be read from a client's stream.

@@ -5,6 +5,7 @@
 //! the store.
 
 mod auth;
+mod broken_off;
 mod catch_panic;
 mod error;
 mod grpc;
@@ -24,6 +25,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tonic::service::InterceptorLayer;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tower::util::MapRequestLayer;
 
 /// Connections of one door. Each costs a descriptor and some buffers; further ones wait in the
 /// kernel's queue, so that ten thousand clients at once are slow and not an outage.
@@ -31,7 +33,12 @@ const UNIX_CONNECTIONS_MAX: usize = 4096;
 const TCP_CONNECTIONS_MAX: usize = 1024;
 
 /// Calls under way on one connection; further ones wait at the client.
-const STREAMS_PER_CONNECTION_MAX: u32 = 1024;
+///
+/// A call holds at most one message that is being put together, of `REQUEST_BYTES_MAX` (20 MiB), so
+/// a connection that means harm costs 2.5 GiB, and a door that times its connections. That is more
+/// than a machine has: it bounds one client's mistakes, not all clients' malice. Who gets this far
+/// has been let in, by the kernel or by a certificate of ours; strangers never reach the decoder.
+const STREAMS_PER_CONNECTION_MAX: u32 = 128;
 
 /// A peer that is silent for this long is asked for a sign of life, then dropped: its commands end.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
@@ -191,6 +198,7 @@ async fn serve_unix(
         .layer(InterceptorLayer::new(move |request| {
             auth::by_peer(request, &group)
         }))
+        .layer(MapRequestLayer::new(broken_off::told))
         .layer(catch_panic::CatchPanicLayer)
         .add_routes(services)
         .serve_with_incoming_shutdown(Bounded::new(listener, UNIX_CONNECTIONS_MAX).stream(), stop)
@@ -208,6 +216,7 @@ async fn serve_tcp(
         .tls_config(door.tls)
         .map_err(Error::Tls)?
         .layer(InterceptorLayer::new(auth::by_certificate))
+        .layer(MapRequestLayer::new(broken_off::told))
         .layer(catch_panic::CatchPanicLayer)
         .add_routes(services)
         .serve_with_incoming_shutdown(incoming, stop)

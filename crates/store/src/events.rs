@@ -1,7 +1,7 @@
 //! What happened to a session, numbered from 1, the newest thousand.
 
 use crate::{Store, StoreError};
-use k8e_model::{SessionId, UnixMillis};
+use k8e_model::{SandboxId, SessionId, UnixMillis};
 use serde_json::{Map, Value};
 use sqlx::Row as _;
 use std::collections::BTreeMap;
@@ -17,6 +17,8 @@ const PAGE_EVENTS_DEFAULT: u32 = 100;
 pub struct NewEvent {
     /// Whose.
     pub session: SessionId,
+    /// Which one's of that name: a later session may have it too.
+    pub sandbox: SandboxId,
     /// When.
     pub at: UnixMillis,
     /// What, in one word.
@@ -54,7 +56,7 @@ impl Store {
     pub async fn append_events(&self, events: &[NewEvent]) -> Result<(), StoreError> {
         const INSERT: &str = "INSERT INTO events (session, seq, at, kind, detail) \
              SELECT $1, 1 + COALESCE((SELECT MAX(seq) FROM events WHERE session = $1), 0), $2, $3, $4 \
-             WHERE EXISTS (SELECT 1 FROM sessions WHERE id = $1) RETURNING seq";
+             WHERE EXISTS (SELECT 1 FROM sessions WHERE id = $1 AND sandbox = $5) RETURNING seq";
         let failed = || self.sql("write events");
         let mut transaction = self
             .shared
@@ -69,6 +71,7 @@ impl Store {
                 .bind(event.at)
                 .bind(event.kind)
                 .bind(Value::Object(event.detail.clone()).to_string())
+                .bind(event.sandbox.as_str())
                 .fetch_optional(&mut *transaction)
                 .await
                 .map_err(failed())?;

@@ -5,6 +5,7 @@
 
 mod error;
 mod events;
+mod purge;
 mod sessions;
 mod transcript;
 
@@ -17,7 +18,7 @@ pub use transcript::{
 
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions as _, SqlitePool};
+use sqlx::{ConnectOptions as _, Connection as _, SqlitePool};
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -72,14 +73,18 @@ impl Store {
             .connect_with(options)
             .await
             .map_err(|e| database(dir, "open", e))?;
-        Ok(Self {
+        let store = Self {
             shared: Arc::new(Shared {
                 dir: dir.to_owned(),
                 write,
                 read,
                 transcripts,
             }),
-        })
+        };
+        // A crash between removing a record and its transcript leaves the latter.
+        let known = store.recorded_sandboxes().await?;
+        store.sweep_transcripts(known).await?;
+        Ok(store)
     }
 
     /// The directory it was opened with.
@@ -114,6 +119,12 @@ fn pool(connections_max: u32) -> SqlitePoolOptions {
         .idle_timeout(None)
         .max_lifetime(None)
         .test_before_acquire(false)
+        // A full disk makes SQLite roll back by itself, of which sqlx does not know: for it the
+        // connection is in a transaction for ever. Such a one is replaced.
+        .before_acquire(|connection, _| {
+            let clean = !connection.is_in_transaction();
+            Box::pin(async move { Ok(clean) })
+        })
 }
 
 /// Makes the directories, and finds out now rather than at the first write whether they take files.

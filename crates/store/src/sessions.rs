@@ -2,11 +2,13 @@
 
 use crate::{Store, StoreError};
 use k8e_model::{
-    Env, Labels, Lifetime, Limits, Phase, Session, SessionId, Template, TenantId, UnixMillis,
+    Env, Labels, Lifetime, Limits, Phase, SandboxId, Session, SessionId, Template, TenantId,
+    UnixMillis,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
+use std::collections::HashSet;
 
 /// Rows of one listing: as many as a person or a script can use, few enough to hold.
 const LIST_MAX: i64 = 10_000;
@@ -38,7 +40,8 @@ struct Spec {
 // === impl Store ===
 
 impl Store {
-    /// Writes a new record down. One of an ended session with the same id is replaced, with all of its history.
+    /// Writes a new record down. One of an ended session with the same id and owner is replaced, with
+    /// all of its history; one of another owner is not: who asks must not learn even that it is over.
     pub async fn insert_session(&self, session: &Session) -> Result<(), StoreError> {
         let failed = || self.sql("write a session");
         let mut transaction = self
@@ -47,13 +50,14 @@ impl Store {
             .begin_with("BEGIN IMMEDIATE")
             .await
             .map_err(failed())?;
-        let replaced = sqlx::query("DELETE FROM sessions WHERE id = $1 AND phase = 'ended'")
-            .bind(session.id.as_str())
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?
-            .rows_affected()
-            > 0;
+        let replaced = sqlx::query(
+            "DELETE FROM sessions WHERE id = $1 AND owner = $2 AND phase = 'ended' RETURNING sandbox",
+        )
+        .bind(session.id.as_str())
+        .bind(&session.owner)
+        .fetch_optional(&mut *transaction)
+        .await
+        .map_err(failed())?;
         let spec = Spec {
             template: session.template.clone(),
             env: session.env.clone(),
@@ -89,8 +93,8 @@ impl Store {
             Err(e) => return Err(failed()(e)),
         }
         transaction.commit().await.map_err(failed())?;
-        if replaced {
-            self.remove_transcript(&session.id).await?;
+        if let Some(row) = replaced {
+            self.drop_transcript(&row).await;
         }
         Ok(())
     }
@@ -153,93 +157,111 @@ impl Store {
         row.as_ref().map(read).transpose()
     }
 
-    /// Records by query, the newest first, a bounded number.
+    /// Records by query, the newest first, a bounded number. Damaged ones are left out.
     pub async fn sessions(&self, query: &SessionQuery) -> Result<Vec<Session>, StoreError> {
-        let condition = "($1 IS NULL OR owner = $1) AND ($2 IS NULL OR tenant = $2) AND ($3 IS NULL OR phase = $3)";
-        self.select(condition, query, LIST_MAX).await
-    }
-
-    /// Every record of a session that is not over; how many there may be is admission's to bound.
-    pub async fn unended_sessions(&self) -> Result<Vec<Session>, StoreError> {
-        let condition = "phase <> 'ended' AND ($1 IS NULL OR $2 IS NULL OR $3 IS NULL)";
-        self.select(condition, &SessionQuery::default(), i64::MAX)
-            .await
-    }
-
-    /// The newest active session of an owner's tenant.
-    pub async fn active_session(
-        &self,
-        owner: &str,
-        tenant: &TenantId,
-    ) -> Result<Option<Session>, StoreError> {
-        let query = SessionQuery {
-            owner: Some(owner.to_owned()),
-            tenant: Some(tenant.clone()),
-            phase: Some(Phase::Active),
-        };
-        Ok(self.sessions(&query).await?.into_iter().next())
-    }
-
-    /// Removes the records of sessions that ended before `before`, with their events and transcripts.
-    pub async fn purge_ended(&self, before: UnixMillis) -> Result<Vec<SessionId>, StoreError> {
-        let rows = sqlx::query(
-            "DELETE FROM sessions WHERE phase = 'ended' AND ended_at < $1 RETURNING id",
-        )
-        .bind(before)
-        .fetch_all(&self.shared.write)
-        .await
-        .map_err(self.sql("remove old sessions"))?;
-        let mut purged = Vec::new();
-        for row in rows {
-            let id: String = row.get(0);
-            let id: SessionId = id.parse().map_err(|e| damaged(&id, &e))?;
-            self.remove_transcript(&id).await?;
-            purged.push(id);
-        }
-        Ok(purged)
-    }
-
-    async fn select(
-        &self,
-        condition: &'static str,
-        query: &SessionQuery,
-        most: i64,
-    ) -> Result<Vec<Session>, StoreError> {
         let sql = format!(
-            "SELECT {COLUMNS} FROM sessions WHERE {condition} ORDER BY created_at DESC, id LIMIT $4"
+            "SELECT {COLUMNS} FROM sessions \
+             WHERE ($1 IS NULL OR owner = $1) AND ($2 IS NULL OR tenant = $2) AND ($3 IS NULL OR phase = $3) \
+             ORDER BY created_at DESC, id LIMIT {LIST_MAX}"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(query.owner.as_deref())
             .bind(query.tenant.as_ref().map(TenantId::as_str))
             .bind(query.phase.map(Phase::as_str))
-            .bind(most)
             .fetch_all(&self.shared.read)
             .await
             .map_err(self.sql("list sessions"))?;
-        rows.iter().map(read).collect()
+        Ok(rows.iter().filter_map(readable).collect())
+    }
+
+    /// Every record of a session that is not over; how many there may be is admission's to bound.
+    /// One that is damaged is left out, and recorded as over at `at`: it must not stop a server.
+    pub async fn unended_sessions(&self, at: UnixMillis) -> Result<Vec<Session>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM sessions WHERE phase <> 'ended' ORDER BY created_at DESC, id"
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
+            .fetch_all(&self.shared.read)
+            .await
+            .map_err(self.sql("list sessions"))?;
+        let mut sessions = Vec::with_capacity(rows.len());
+        for row in &rows {
+            match readable(row) {
+                Some(session) => sessions.push(session),
+                None => self.end_damaged(row, at).await?,
+            }
+        }
+        Ok(sessions)
+    }
+
+    async fn end_damaged(&self, row: &SqliteRow, at: UnixMillis) -> Result<(), StoreError> {
+        // As it is in the row, whatever that is: it may be the id that is damaged.
+        let Ok(id) = row.try_get_unchecked::<String, _>("id") else {
+            return Ok(());
+        };
+        sqlx::query(
+            "UPDATE sessions SET phase = 'ended', reason = $2, ended_at = $3 WHERE id = $1",
+        )
+        .bind(id)
+        .bind("its record was damaged when the server came back")
+        .bind(at)
+        .execute(&self.shared.write)
+        .await
+        .map_err(self.sql("end a damaged session"))?;
+        Ok(())
+    }
+
+    /// Removes a transcript that belongs to no record any more. One that cannot be removed is
+    /// swept by the next start.
+    pub(crate) async fn drop_transcript(&self, row: &SqliteRow) {
+        let sandbox: Result<String, _> = row.try_get("sandbox");
+        let Some(sandbox) = sandbox.ok().and_then(|sandbox| sandbox.parse().ok()) else {
+            return;
+        };
+        if let Err(error) = self.remove_transcript(&sandbox).await {
+            tracing::warn!(?error, "the transcript of a removed session stays for now");
+        }
+    }
+
+    /// The sandboxes of all records.
+    pub(crate) async fn recorded_sandboxes(&self) -> Result<HashSet<SandboxId>, StoreError> {
+        let rows = sqlx::query("SELECT sandbox FROM sessions")
+            .fetch_all(&self.shared.read)
+            .await
+            .map_err(self.sql("list sandboxes"))?;
+        let names = rows.iter().filter_map(|row| row.try_get(0).ok());
+        Ok(names.filter_map(|name: String| name.parse().ok()).collect())
     }
 }
 
+/// None when it is damaged, which is told here.
+fn readable(row: &SqliteRow) -> Option<Session> {
+    read(row)
+        .inspect_err(|error| tracing::error!("{error}: it is left out"))
+        .ok()
+}
+
 fn read(row: &SqliteRow) -> Result<Session, StoreError> {
-    let id: String = row.get("id");
+    let id: String = row.try_get("id").map_err(|e| damaged("?", &e))?;
     let bad = |what: &dyn std::fmt::Display| damaged(&id, what);
-    let text = |column: &str| row.get::<String, _>(column);
-    let spec: Spec = serde_json::from_str(&text("spec")).map_err(|e| bad(&e))?;
+    let text = |column: &str| row.try_get::<String, _>(column).map_err(|e| bad(&e));
+    let time = |column: &str| row.try_get::<i64, _>(column).map_err(|e| bad(&e));
+    let spec: Spec = serde_json::from_str(&text("spec")?).map_err(|e| bad(&e))?;
     Ok(Session {
         id: id.parse().map_err(|e| bad(&e))?,
-        owner: text("owner"),
-        tenant: text("tenant").parse().map_err(|e| bad(&e))?,
-        phase: text("phase").parse().map_err(|e| bad(&e))?,
-        reason: text("reason"),
-        runtime: text("runtime").parse().map_err(|e| bad(&e))?,
-        sandbox: text("sandbox").parse().map_err(|e| bad(&e))?,
+        owner: text("owner")?,
+        tenant: text("tenant")?.parse().map_err(|e| bad(&e))?,
+        phase: text("phase")?.parse().map_err(|e| bad(&e))?,
+        reason: text("reason")?,
+        runtime: text("runtime")?.parse().map_err(|e| bad(&e))?,
+        sandbox: text("sandbox")?.parse().map_err(|e| bad(&e))?,
         template: spec.template,
         env: spec.env,
         labels: spec.labels,
         limits: spec.limits,
         lifetime: spec.lifetime,
-        created_at: row.get("created_at"),
-        last_used: row.get("last_used"),
+        created_at: time("created_at")?,
+        last_used: time("last_used")?,
     })
 }
 

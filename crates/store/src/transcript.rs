@@ -3,15 +3,19 @@
 //! A session has a directory with one or two files, each named by the offset it starts at. Offsets
 //! count from the session's first byte for ever, so a reader that follows along never reads a byte
 //! twice, and nothing but the names and sizes of the files has to be remembered.
+//!
+//! The directory has the name of the session's sandbox. A session's own name is its owner's to
+//! choose and to choose again; the name of a sandbox is random and never comes back, so that what
+//! one session wrote can never turn up in another's transcript.
 
 use crate::{Store, StoreError};
-use k8e_model::SessionId;
-use std::collections::HashMap;
+use k8e_model::SandboxId;
+use std::collections::{HashMap, HashSet};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One file; two are kept, so a session holds at most 16 MiB.
 pub const TRANSCRIPT_FILE_BYTES_MAX: u64 = 8 * 1024 * 1024;
@@ -46,13 +50,17 @@ pub(crate) struct Transcripts(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     dir: PathBuf,
-    open: Mutex<HashMap<SessionId, Log>>,
+    open: Mutex<HashMap<SandboxId, Log>>,
+    /// Bytes on disk of each transcript there is.
+    sizes: Mutex<HashMap<SandboxId, u64>>,
 }
 
 /// The file that is appended to.
 #[derive(Debug)]
 struct Log {
     file: File,
+    /// Where the oldest kept file starts.
+    start: u64,
     base: u64,
     bytes: u64,
 }
@@ -60,20 +68,20 @@ struct Log {
 // === impl Store ===
 
 impl Store {
-    /// Appends to a session's transcript.
+    /// Appends to the transcript of a sandbox's session.
     pub async fn append_transcript(
         &self,
-        session: &SessionId,
+        sandbox: &SandboxId,
         output: Vec<u8>,
     ) -> Result<(), StoreError> {
-        let id = session.clone();
+        let id = sandbox.clone();
         self.transcripts(move |t| t.append(&id, &output)).await
     }
 
     /// A piece of a session's transcript, from `offset`, at most `limit` bytes; 0 is the default.
     pub async fn transcript(
         &self,
-        session: &SessionId,
+        sandbox: &SandboxId,
         offset: u64,
         limit: u64,
     ) -> Result<TranscriptPage, StoreError> {
@@ -82,19 +90,38 @@ impl Store {
         } else {
             limit.min(PAGE_BYTES_MAX)
         };
-        let id = session.clone();
+        let id = sandbox.clone();
         self.transcripts(move |t| t.page(&id, offset, limit)).await
     }
 
     /// Lets go of the file of a session that writes no more. It opens again by itself.
-    pub fn close_transcript(&self, session: &SessionId) {
-        self.shared.transcripts.open_files().remove(session);
+    pub fn close_transcript(&self, sandbox: &SandboxId) {
+        self.shared.transcripts.open_files().remove(sandbox);
     }
 
-    /// Removes a session's transcript.
-    pub async fn remove_transcript(&self, session: &SessionId) -> Result<(), StoreError> {
-        let id = session.clone();
+    /// Removes a transcript. One that is still written to comes back with what is written later.
+    pub(crate) async fn remove_transcript(&self, sandbox: &SandboxId) -> Result<(), StoreError> {
+        let id = sandbox.clone();
         self.transcripts(move |t| t.remove(&id)).await
+    }
+
+    /// Removes the transcripts of all but these sandboxes, and learns the size of the rest.
+    pub(crate) async fn sweep_transcripts(
+        &self,
+        known: HashSet<SandboxId>,
+    ) -> Result<(), StoreError> {
+        self.transcripts(move |t| t.sweep(&known)).await
+    }
+
+    /// What all transcripts hold on disk.
+    pub(crate) fn transcript_bytes(&self) -> u64 {
+        self.shared.transcripts.sizes().values().sum()
+    }
+
+    /// What one transcript holds on disk.
+    pub(crate) fn transcript_bytes_of(&self, sandbox: &SandboxId) -> u64 {
+        let sizes = self.shared.transcripts.sizes();
+        sizes.get(sandbox).copied().unwrap_or(0)
     }
 
     /// File calls block, so they run where blocking is allowed.
@@ -123,18 +150,23 @@ impl Transcripts {
         Ok(Self(Arc::new(Inner {
             dir: dir.to_owned(),
             open: Mutex::default(),
+            sizes: Mutex::default(),
         })))
     }
 
-    fn open_files(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Log>> {
+    fn open_files(&self) -> MutexGuard<'_, HashMap<SandboxId, Log>> {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn dir_of(&self, id: &SessionId) -> PathBuf {
+    fn sizes(&self) -> MutexGuard<'_, HashMap<SandboxId, u64>> {
+        self.0.sizes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dir_of(&self, id: &SandboxId) -> PathBuf {
         self.0.dir.join(id.as_str())
     }
 
-    fn append(&self, id: &SessionId, output: &[u8]) -> Result<(), StoreError> {
+    fn append(&self, id: &SandboxId, output: &[u8]) -> Result<(), StoreError> {
         // Taken out while it is written: a failed write may have left half of it, and then the
         // size on disk is the truth again.
         let held = self.open_files().remove(id);
@@ -155,6 +187,8 @@ impl Transcripts {
             log.bytes += now.len() as u64;
             rest = later;
         }
+        self.sizes()
+            .insert(id.clone(), log.base + log.bytes - log.start);
         let mut open = self.open_files();
         if open.len() >= OPEN_MAX {
             open.clear();
@@ -163,14 +197,19 @@ impl Transcripts {
         Ok(())
     }
 
-    fn newest(&self, id: &SessionId) -> Result<Log, StoreError> {
+    fn newest(&self, id: &SandboxId) -> Result<Log, StoreError> {
         let dir = self.dir_of(id);
         std::fs::create_dir_all(&dir).map_err(|e| self.file("make", &dir, e))?;
-        let base = self.files(id)?.last().map_or(0, |(base, _)| *base);
-        self.log(id, base)
+        let files = self.files(id)?;
+        // Known from now on, so that it counts also when the first write fails.
+        let bytes = files.iter().map(|(_, bytes)| bytes).sum();
+        self.sizes().insert(id.clone(), bytes);
+        let start = files.first().map_or(0, |(base, _)| *base);
+        let base = files.last().map_or(0, |(base, _)| *base);
+        self.log(id, start, base)
     }
 
-    fn log(&self, id: &SessionId, base: u64) -> Result<Log, StoreError> {
+    fn log(&self, id: &SandboxId, start: u64, base: u64) -> Result<Log, StoreError> {
         let path = self.path(id, base);
         let file = OpenOptions::new()
             .create(true)
@@ -181,11 +220,16 @@ impl Transcripts {
             .metadata()
             .map_err(|e| self.file("stat", &path, e))?
             .len();
-        Ok(Log { file, base, bytes })
+        Ok(Log {
+            file,
+            start,
+            base,
+            bytes,
+        })
     }
 
-    fn rotate(&self, id: &SessionId, full: &Log) -> Result<Log, StoreError> {
-        let next = self.log(id, full.base + full.bytes)?;
+    fn rotate(&self, id: &SandboxId, full: &Log) -> Result<Log, StoreError> {
+        let next = self.log(id, full.base, full.base + full.bytes)?;
         for (base, _) in self.files(id)? {
             if base < full.base {
                 let path = self.path(id, base);
@@ -195,7 +239,7 @@ impl Transcripts {
         Ok(next)
     }
 
-    fn page(&self, id: &SessionId, offset: u64, limit: u64) -> Result<TranscriptPage, StoreError> {
+    fn page(&self, id: &SandboxId, offset: u64, limit: u64) -> Result<TranscriptPage, StoreError> {
         let files = self.files(id)?;
         let start = files.first().map_or(0, |(base, _)| *base);
         let end = files.last().map_or(0, |(base, bytes)| base + bytes);
@@ -240,17 +284,41 @@ impl Transcripts {
         Ok(())
     }
 
-    fn remove(&self, id: &SessionId) -> Result<(), StoreError> {
+    fn remove(&self, id: &SandboxId) -> Result<(), StoreError> {
         self.open_files().remove(id);
-        let dir = self.dir_of(id);
-        match std::fs::remove_dir_all(&dir) {
-            Err(e) if e.kind() != ErrorKind::NotFound => Err(self.file("remove", &dir, e)),
+        self.remove_dir(&self.dir_of(id))?;
+        self.sizes().remove(id);
+        Ok(())
+    }
+
+    fn remove_dir(&self, dir: &Path) -> Result<(), StoreError> {
+        match std::fs::remove_dir_all(dir) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(self.file("remove", dir, e)),
             _ => Ok(()),
         }
     }
 
+    /// What cannot be removed is told and stays: it must not keep a server from starting.
+    fn sweep(&self, known: &HashSet<SandboxId>) -> Result<(), StoreError> {
+        let failed = |e| self.file("list", &self.0.dir, e);
+        for entry in std::fs::read_dir(&self.0.dir).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let id = name.to_str().and_then(|name| name.parse().ok());
+            if let Some(id) = id.filter(|id| known.contains(id)) {
+                let bytes = self.files(&id)?.iter().map(|(_, bytes)| bytes).sum();
+                self.sizes().insert(id, bytes);
+            } else if let Err(error) = self.remove_dir(&self.0.dir.join(&name)) {
+                tracing::warn!(
+                    ?error,
+                    "the transcript of a session that is not known stays"
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Start and size of each file, oldest first.
-    fn files(&self, id: &SessionId) -> Result<Vec<(u64, u64)>, StoreError> {
+    fn files(&self, id: &SandboxId) -> Result<Vec<(u64, u64)>, StoreError> {
         let dir = self.dir_of(id);
         let failed = |e| self.file("list", &dir, e);
         let entries = match std::fs::read_dir(&dir) {
@@ -278,7 +346,7 @@ impl Transcripts {
         Ok(files)
     }
 
-    fn path(&self, id: &SessionId, base: u64) -> PathBuf {
+    fn path(&self, id: &SandboxId, base: u64) -> PathBuf {
         self.dir_of(id).join(format!("{base}.log"))
     }
 

@@ -22,6 +22,11 @@ fn id(text: &str) -> SessionId {
     text.parse().unwrap()
 }
 
+/// The sandbox of the session of that name, unless a test says otherwise.
+fn sandbox(text: &str) -> SandboxId {
+    format!("sbx-{text}").parse().unwrap()
+}
+
 fn session(text: &str) -> Session {
     let spec = SessionSpec::default();
     Session {
@@ -31,7 +36,7 @@ fn session(text: &str) -> Session {
         phase: Phase::Creating,
         reason: String::new(),
         runtime: RuntimeKind::Native,
-        sandbox: SandboxId::random(),
+        sandbox: sandbox(text),
         template: spec.template,
         env: [("A".to_owned(), "ü\n".to_owned())]
             .into_iter()
@@ -55,6 +60,7 @@ fn event(session: &str, number: u64) -> NewEvent {
     };
     NewEvent {
         session: id(session),
+        sandbox: sandbox(session),
         at: 5,
         kind: "test",
         detail,
@@ -138,19 +144,25 @@ async fn phases_only_go_forward() {
 async fn only_an_ended_session_is_replaced_and_its_history_goes() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir).await;
+    let again = Session {
+        sandbox: sandbox("again"),
+        ..session("s")
+    };
     store.insert_session(&session("s")).await.unwrap();
     store.append_events(&[event("s", 1)]).await.unwrap();
     store
-        .append_transcript(&id("s"), b"old".to_vec())
+        .append_transcript(&sandbox("s"), b"old".to_vec())
         .await
         .unwrap();
-    let again = store.insert_session(&session("s")).await.unwrap_err();
-    assert!(matches!(again, StoreError::Exists(_)), "{again}");
+    let refused = store.insert_session(&again).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Exists(_)), "{refused}");
     store
         .set_phase(&id("s"), Phase::Ended, "", 10)
         .await
         .unwrap();
-    store.insert_session(&session("s")).await.unwrap();
+    store.insert_session(&again).await.unwrap();
+    // What the first said last comes late, and is not the second's.
+    store.append_events(&[event("s", 2)]).await.unwrap();
     assert!(
         store
             .events(&id("s"), 0, 0)
@@ -159,14 +171,157 @@ async fn only_an_ended_session_is_replaced_and_its_history_goes() {
             .events
             .is_empty()
     );
-    assert!(
-        store
-            .transcript(&id("s"), 0, 0)
-            .await
-            .unwrap()
-            .output
-            .is_empty()
+    assert!(!dir.path().join("transcripts/sbx-s").exists());
+}
+
+#[tokio::test]
+async fn an_ended_session_of_somebody_else_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    let other = Session {
+        owner: "other".to_owned(),
+        sandbox: sandbox("other"),
+        ..session("s")
+    };
+    store.insert_session(&session("s")).await.unwrap();
+    let alive = store.insert_session(&other).await.unwrap_err();
+    store
+        .append_transcript(&sandbox("s"), b"secret".to_vec())
+        .await
+        .unwrap();
+    store
+        .set_phase(&id("s"), Phase::Ended, "", 10)
+        .await
+        .unwrap();
+    let ended = store.insert_session(&other).await.unwrap_err();
+    assert!(matches!(ended, StoreError::Exists(_)), "{ended}");
+    assert_eq!(ended.to_string(), alive.to_string());
+    let kept = store.session(&id("s")).await.unwrap().unwrap();
+    assert_eq!(kept.owner, "local");
+    let page = store.transcript(&sandbox("s"), 0, 0).await.unwrap();
+    assert_eq!(page.output, b"secret");
+}
+
+#[tokio::test]
+async fn a_transcript_that_belongs_to_nobody_is_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let store = open(&dir).await;
+        store.insert_session(&session("s")).await.unwrap();
+        for name in ["s", "lost"] {
+            store
+                .append_transcript(&sandbox(name), b"x".to_vec())
+                .await
+                .unwrap();
+        }
+        store.close().await;
+    }
+    std::fs::create_dir(dir.path().join("transcripts/Not A Name")).unwrap();
+    open(&dir).await;
+    let left: Vec<_> = std::fs::read_dir(dir.path().join("transcripts"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(left, ["sbx-s"]);
+}
+
+/// Somebody edited the database, or an older k8e wrote what this one cannot read.
+#[tokio::test]
+async fn a_damaged_record_costs_itself_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    for name in ["good", "spec", "phase", "blob"] {
+        store.insert_session(&session(name)).await.unwrap();
+    }
+    let pool = database(&dir).await;
+    for sql in [
+        "UPDATE sessions SET spec = '{' WHERE id = 'spec'",
+        "UPDATE sessions SET phase = 'dreaming' WHERE id = 'phase'",
+        "UPDATE sessions SET owner = x'ff00' WHERE id = 'blob'",
+    ] {
+        sqlx::query(sql).execute(&pool).await.unwrap();
+    }
+    pool.close().await;
+    let listed = store.sessions(&SessionQuery::default()).await.unwrap();
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    let unended = store.unended_sessions(10).await.unwrap();
+    assert_eq!(unended.len(), 1, "{unended:?}");
+    assert_eq!(unended[0].id, id("good"));
+    // They are over now, and go like others.
+    assert_eq!(store.purge_ended(11).await.unwrap(), 3);
+}
+
+async fn ended(store: &Store, owner: &str, name: &str, at: i64, bytes: usize) {
+    let made = Session {
+        owner: owner.to_owned(),
+        ..session(name)
+    };
+    store.insert_session(&made).await.unwrap();
+    store
+        .append_transcript(&made.sandbox, vec![b'x'; bytes])
+        .await
+        .unwrap();
+    store
+        .set_phase(&made.id, Phase::Ended, "", at)
+        .await
+        .unwrap();
+}
+
+async fn names(store: &Store) -> Vec<String> {
+    let sessions = store.sessions(&SessionQuery::default()).await.unwrap();
+    sessions.into_iter().map(|s| s.id.to_string()).collect()
+}
+
+#[tokio::test]
+async fn too_many_ended_sessions_go_the_oldest_of_who_has_most_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("alive")).await.unwrap();
+    ended(&store, "modest", "b-0", 1, 1).await;
+    for n in 0..10 {
+        ended(&store, "loop", &format!("a-{n}"), 10 + n, 1).await;
+    }
+    assert!(!store.ended_too_many(11, u64::MAX).await.unwrap());
+    assert_eq!(store.trim_ended(11, u64::MAX).await.unwrap(), 0);
+    assert!(store.ended_too_many(10, u64::MAX).await.unwrap());
+    // Below the bound, so that the next end does not have to trim again.
+    assert_eq!(store.trim_ended(10, u64::MAX).await.unwrap(), 2);
+    let left = names(&store).await;
+    assert_eq!(
+        left,
+        [
+            "a-2", "a-3", "a-4", "a-5", "a-6", "a-7", "a-8", "a-9", "alive", "b-0"
+        ]
     );
+    assert!(!dir.path().join("transcripts/sbx-a-0").exists());
+}
+
+#[tokio::test]
+async fn too_much_output_of_ended_sessions_goes_the_same_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("alive")).await.unwrap();
+    store
+        .append_transcript(&sandbox("alive"), vec![b'x'; 5000])
+        .await
+        .unwrap();
+    ended(&store, "modest", "b-0", 1, 100).await;
+    for n in 0..10 {
+        ended(&store, "loop", &format!("a-{n}"), 10 + n, 1000).await;
+    }
+    // What is on disk is known also after a restart.
+    store.close().await;
+    drop(store);
+    let store = open(&dir).await;
+    assert!(store.ended_too_many(1000, 5000).await.unwrap());
+    assert_eq!(store.trim_ended(1000, 5000).await.unwrap(), 6);
+    assert_eq!(
+        names(&store).await,
+        ["a-6", "a-7", "a-8", "a-9", "alive", "b-0"]
+    );
+    let page = store.transcript(&sandbox("alive"), 0, 0).await.unwrap();
+    assert_eq!(page.output.len(), 5000);
+    assert_eq!(store.trim_ended(1000, 5000).await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -215,24 +370,8 @@ async fn sessions_are_found_by_owner_tenant_and_phase() {
         .await,
         ["c"]
     );
-    assert_eq!(
-        store
-            .active_session("x", &"t".parse().unwrap())
-            .await
-            .unwrap()
-            .unwrap()
-            .id,
-        id("a")
-    );
-    assert_eq!(
-        store
-            .active_session("x", &"u".parse().unwrap())
-            .await
-            .unwrap(),
-        None
-    );
     let unended: Vec<_> = store
-        .unended_sessions()
+        .unended_sessions(10)
         .await
         .unwrap()
         .into_iter()
@@ -262,7 +401,7 @@ async fn purging_removes_old_ended_sessions_with_everything() {
         store.insert_session(&session(name)).await.unwrap();
         store.append_events(&[event(name, 1)]).await.unwrap();
         store
-            .append_transcript(&id(name), b"x".to_vec())
+            .append_transcript(&sandbox(name), b"x".to_vec())
             .await
             .unwrap();
     }
@@ -274,7 +413,7 @@ async fn purging_removes_old_ended_sessions_with_everything() {
         .set_phase(&id("new"), Phase::Ended, "", 100)
         .await
         .unwrap();
-    assert_eq!(store.purge_ended(50).await.unwrap(), [id("old")]);
+    assert_eq!(store.purge_ended(50).await.unwrap(), 1);
     assert_eq!(store.session(&id("old")).await.unwrap(), None);
     assert!(
         store
@@ -284,8 +423,8 @@ async fn purging_removes_old_ended_sessions_with_everything() {
             .events
             .is_empty()
     );
-    assert!(!dir.path().join("transcripts/old").exists());
-    assert!(dir.path().join("transcripts/new").exists());
+    assert!(!dir.path().join("transcripts/sbx-old").exists());
+    assert!(dir.path().join("transcripts/sbx-new").exists());
     assert_eq!(
         store.events(&id("new"), 0, 0).await.unwrap().events.len(),
         1
@@ -334,15 +473,16 @@ async fn events_are_numbered_paged_and_pruned() {
 async fn a_transcript_counts_for_ever_and_stays_small() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir).await;
+    store.insert_session(&session("s")).await.unwrap();
     let mebibyte = |n: u8| vec![n; 1024 * 1024];
     for n in 0..20 {
         store
-            .append_transcript(&id("s"), mebibyte(n))
+            .append_transcript(&sandbox("s"), mebibyte(n))
             .await
             .unwrap();
     }
-    assert!(bytes_in(&dir.path().join("transcripts/s")) <= 2 * TRANSCRIPT_FILE_BYTES_MAX);
-    let page = store.transcript(&id("s"), 0, 4).await.unwrap();
+    assert!(bytes_in(&dir.path().join("transcripts/sbx-s")) <= 2 * TRANSCRIPT_FILE_BYTES_MAX);
+    let page = store.transcript(&sandbox("s"), 0, 4).await.unwrap();
     assert_eq!(
         (page.offset, page.truncated_before, page.eof),
         (8 << 20, true, false)
@@ -354,26 +494,32 @@ async fn a_transcript_counts_for_ever_and_stays_small() {
     drop(store);
     let store = open(&dir).await;
     store
-        .append_transcript(&id("s"), b"end".to_vec())
+        .append_transcript(&sandbox("s"), b"end".to_vec())
         .await
         .unwrap();
-    let page = store.transcript(&id("s"), (20 << 20) - 1, 0).await.unwrap();
+    let page = store
+        .transcript(&sandbox("s"), (20 << 20) - 1, 0)
+        .await
+        .unwrap();
     assert_eq!(
         (page.output.as_slice(), page.eof, page.truncated_before),
         (&b"\x13end"[..], true, false)
     );
     assert_eq!(page.next_offset, (20 << 20) + 3);
-    let beyond = store.transcript(&id("s"), u64::MAX, 0).await.unwrap();
+    let beyond = store.transcript(&sandbox("s"), u64::MAX, 0).await.unwrap();
     assert_eq!(
         (beyond.output.len(), beyond.next_offset, beyond.eof),
         (0, (20 << 20) + 3, true)
     );
     // A page across two files, and the largest page.
-    let across = store.transcript(&id("s"), (16 << 20) - 1, 2).await.unwrap();
+    let across = store
+        .transcript(&sandbox("s"), (16 << 20) - 1, 2)
+        .await
+        .unwrap();
     assert_eq!(across.output, [15, 16]);
     assert_eq!(
         store
-            .transcript(&id("s"), 9 << 20, u64::MAX)
+            .transcript(&sandbox("s"), 9 << 20, u64::MAX)
             .await
             .unwrap()
             .output
@@ -385,7 +531,11 @@ async fn a_transcript_counts_for_ever_and_stays_small() {
 #[tokio::test]
 async fn a_transcript_that_is_not_there_is_empty() {
     let dir = tempfile::tempdir().unwrap();
-    let page = open(&dir).await.transcript(&id("s"), 7, 0).await.unwrap();
+    let page = open(&dir)
+        .await
+        .transcript(&sandbox("s"), 7, 0)
+        .await
+        .unwrap();
     assert_eq!(
         (page.output.len(), page.next_offset, page.eof),
         (0, 0, true)
@@ -428,8 +578,7 @@ async fn many_writers_and_readers_do_not_lock_each_other_out() {
 async fn a_newer_database_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     open(&dir).await.close().await;
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(dir.path().join("k8e.db"));
-    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    let pool = database(&dir).await;
     sqlx::query("INSERT INTO _sqlx_migrations SELECT 9999, 'future', installed_on, success, checksum, execution_time FROM _sqlx_migrations")
         .execute(&pool)
         .await
@@ -472,15 +621,21 @@ async fn a_directory_that_cannot_be_used_is_told() {
 async fn a_full_disk_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir).await;
-    std::fs::create_dir_all(dir.path().join("transcripts/s")).unwrap();
-    std::os::unix::fs::symlink("/dev/full", dir.path().join("transcripts/s/0.log")).unwrap();
+    std::fs::create_dir_all(dir.path().join("transcripts/sbx-s")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", dir.path().join("transcripts/sbx-s/0.log")).unwrap();
     let error = store
-        .append_transcript(&id("s"), b"x".to_vec())
+        .append_transcript(&sandbox("s"), b"x".to_vec())
         .await
         .unwrap_err();
     assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
     assert_eq!(error.code(), Code::Exhausted);
     assert!(error.to_string().contains("free some space"), "{error}");
+}
+
+/// The database behind the store's back.
+async fn database(dir: &tempfile::TempDir) -> sqlx::SqlitePool {
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(dir.path().join("k8e.db"));
+    sqlx::SqlitePool::connect_with(options).await.unwrap()
 }
 
 fn rootless() -> bool {

@@ -11,6 +11,7 @@ use seccompiler::{
 use std::collections::BTreeMap;
 
 mod lists;
+mod tree;
 
 /// Flags of clone that make namespaces: each is attack surface that nothing inside needs.
 const NAMESPACE_FLAGS: [i32; 7] = [
@@ -48,24 +49,15 @@ impl Filters {
     /// Compiles them; they do not depend on the sandbox.
     pub(super) fn compile() -> Result<Self, seccompiler::BackendError> {
         let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-        let known = lists::ALLOWED
-            .iter()
-            .chain(lists::REFUSED)
-            .map(|call| (*call, Vec::new()));
-        let allowed = SeccompFilter::new(
-            known.collect(),
-            SeccompAction::Errno(errno(libc::ENOSYS)),
-            SeccompAction::Allow,
-            arch,
-        )?;
+        let known = lists::ALLOWED.iter().chain(lists::REFUSED).copied();
         let refused = SeccompFilter::new(
             refused_rules()?,
             SeccompAction::Allow,
-            SeccompAction::Errno(errno(libc::EPERM)),
+            SeccompAction::Errno(libc::EPERM.unsigned_abs()),
             arch,
         )?;
         Ok(Self {
-            allowed: allowed.try_into()?,
+            allowed: tree::allow(known, libc::ENOSYS),
             refused: refused.try_into()?,
         })
     }
@@ -157,10 +149,6 @@ fn condition(
     value: u64,
 ) -> Result<SeccompCondition, seccompiler::BackendError> {
     SeccompCondition::new(argument, len, op, value)
-}
-
-fn errno(number: i32) -> u32 {
-    number.unsigned_abs()
 }
 
 #[cfg(test)]

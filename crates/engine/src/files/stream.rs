@@ -10,6 +10,7 @@ use crate::guest::{Call, FILES_LISTED_MAX, checked_info};
 use bytes::Bytes;
 use k8e_wire::CHUNK_BYTES;
 use k8e_wire::proto::{self, input, reply};
+use std::time::Duration;
 
 /// A file being read. Dropping it ends the call.
 #[derive(Debug)]
@@ -36,6 +37,8 @@ pub struct FileLister {
     pub(super) call: Call,
     pub(super) listed: u64,
     pub(super) empties: u32,
+    /// What the guest may still take.
+    pub(super) time_left: Duration,
     pub(super) truncated: bool,
     pub(super) done: bool,
 }
@@ -84,6 +87,11 @@ impl FileWriter {
         Ok(())
     }
 
+    /// Resolves, with why, when the session is over and no more can be written. Cancel safe.
+    pub async fn session_gone(&mut self) -> Error {
+        self.call.session_gone().await
+    }
+
     /// Puts the file in place. Returns how many bytes were written.
     pub async fn finish(mut self) -> Result<u64, Error> {
         self.call.send(input::Input::End(proto::End {})).await?;
@@ -105,7 +113,7 @@ impl FileLister {
     /// The next entries; none at the end. Cancel safe.
     pub async fn next(&mut self) -> Result<Option<Vec<FileInfo>>, Error> {
         while !self.done {
-            match self.call.reply().await? {
+            match self.call.reply_within(&mut self.time_left).await? {
                 reply::Reply::Files(list) if list.files.is_empty() => {
                     self.call.count_empty(&mut self.empties)?
                 }

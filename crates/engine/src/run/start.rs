@@ -6,7 +6,8 @@
 
 use super::{Run, RunRequest, RunTarget, SharedInputs, Stage};
 use crate::guest::{Call, clean};
-use crate::live::{Live, Purpose};
+use crate::live::{Live, Purpose, Use};
+use crate::recorder::Transcriber;
 use crate::sessions::Owned;
 use crate::{Error, Sessions};
 use bytes::Bytes;
@@ -94,28 +95,27 @@ impl Sessions {
         )?;
         let limits_before = live.limit_events();
         let started = Instant::now();
-        let request = request::Call::Exec(exec(&live.record.env, &command));
-        let mut call = match Call::start(used, request, "run".to_owned()).await {
-            Err(gone @ Error::GuestGone(_)) => {
+        let program = shown(&command.program);
+        let (mut call, pid) = match start_call(used, &command).await {
+            Ok(started) => started,
+            Err(error) => {
+                let detail = json!({ "program": program, "error": error.to_string() });
+                shared.recorder.event(&live.record, "run_failed", detail);
+                let Error::GuestGone(_) = error else {
+                    return Err(error);
+                };
                 shared.end(&live, "died", "the sandbox's agent is gone");
-                return Err(if created { gone } else { live.gone() });
+                return Err(if created { error } else { live.gone() });
             }
-            call => call?,
         };
-        let pid = match call.any_reply().await? {
-            reply::Reply::Started(proto::Started { pid }) if pid > 0 => pid,
-            reply::Reply::Error(error) => return Err(refused(&call, &error, &command.program)),
-            _ => return Err(call.misbehaved("it did not say that a command started")),
-        };
-        let id = live.record.id.clone();
         shared.recorder.event(
-            &id,
+            &live.record,
             "run_started",
-            json!({ "program": shown(&command.program), "pid": pid }),
+            json!({ "program": program, "pid": pid }),
         );
         let (inputs, input) = SharedInputs::split(call.inputs.take(), command.stdin);
         Ok(Run {
-            session_id: id,
+            session_id: live.record.id.clone(),
             session_created: created,
             runtime: live.record.runtime,
             shared: Arc::clone(shared),
@@ -133,7 +133,20 @@ impl Sessions {
             stderr_bytes: 0,
             late_bytes: 0,
             waiting_since: None,
+            at_hand: None,
+            transcriber: Transcriber::default(),
         })
+    }
+}
+
+/// The call and the command's pid, once the guest says that it runs.
+async fn start_call(used: Use, command: &Command) -> Result<(Call, i32), Error> {
+    let request = request::Call::Exec(exec(&used.live.record.env, command));
+    let mut call = Call::start(used, request, "run".to_owned()).await?;
+    match call.any_reply().await? {
+        reply::Reply::Started(proto::Started { pid }) if pid > 0 => Ok((call, pid)),
+        reply::Reply::Error(error) => Err(refused(&call, &error, &command.program)),
+        _ => Err(call.misbehaved("it did not say that a command started")),
     }
 }
 

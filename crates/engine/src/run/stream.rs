@@ -4,14 +4,13 @@
     reason = "any other reply is out of turn, also one that does not exist yet"
 )]
 
-use super::{Run, RunEvent, RunInput, Stage, outcome};
+use super::{Run, RunEvent, RunInput, Stage, Stream, outcome};
 use crate::Error;
 use crate::guest::{DEATH_NEWS_TIMEOUT, hung_up, misbehaved};
 use crate::live::left_active;
 use k8e_model::Outcome;
 use k8e_wire::proto::{Exited, reply};
 use serde_json::{Value, json};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -31,12 +30,6 @@ enum Turn {
     Broken(String),
     SessionGone,
     Silent,
-}
-
-#[derive(Clone, Copy)]
-enum Stream {
-    Stdout,
-    Stderr,
 }
 
 // === impl Run ===
@@ -70,24 +63,29 @@ impl Run {
 
     /// One message of the guest; none when there is nothing to tell of it.
     async fn turn(&mut self) -> Option<Result<RunEvent, Error>> {
-        // A place in the transcript's queue is taken before anything is read, so that dropping
-        // this future loses no output.
-        let shared = Arc::clone(&self.shared);
-        let slot = shared.recorder.slot().await;
-        let turn = self.wait().await;
-        self.waiting_since = None;
-        let (stream, data) = match turn {
-            Turn::Reply(reply::Reply::Stdout(data)) => (Stream::Stdout, data),
-            Turn::Reply(reply::Reply::Stderr(data)) => (Stream::Stderr, data),
-            other => return self.last(other),
-        };
-        if let Err(error) = self.count(stream, data.len() as u64) {
-            return Some(Err(self.fail(error)));
+        // Nothing that others need is held while a quiet command is waited for. Output that came
+        // is kept in self while its place in the transcript is waited for.
+        if self.at_hand.is_none() {
+            let turn = self.wait().await;
+            self.waiting_since = None;
+            let (stream, data) = match turn {
+                Turn::Reply(reply::Reply::Stdout(data)) => (Stream::Stdout, data),
+                Turn::Reply(reply::Reply::Stderr(data)) => (Stream::Stderr, data),
+                other => return self.last(other),
+            };
+            if let Err(error) = self.count(stream, data.len() as u64) {
+                return Some(Err(self.fail(error)));
+            }
+            if data.is_empty() {
+                return None;
+            }
+            self.at_hand = Some((stream, data));
         }
-        if data.is_empty() {
-            return None;
-        }
-        slot.write(&self.session_id, data.clone());
+        let (_, data) = self.at_hand.as_ref()?;
+        self.transcriber
+            .write(&self.shared.recorder, &self.live.record.sandbox, data)
+            .await;
+        let (stream, data) = self.at_hand.take()?;
         Some(Ok(match stream {
             Stream::Stdout => RunEvent::Stdout(data),
             Stream::Stderr => RunEvent::Stderr(data),
@@ -198,7 +196,7 @@ impl Run {
     /// A guest that does not end what it must is broken, and its session with it.
     fn unresponsive(&mut self, what: &str) -> Error {
         self.shared.recorder.event(
-            &self.session_id,
+            &self.live.record,
             "guest_unresponsive",
             json!({ "what": what }),
         );
@@ -233,11 +231,14 @@ impl Run {
     }
 
     /// Records the end, closes the connection, lets go of the session, and of one for this run alone for good.
-    fn over(&mut self, detail: Value) {
+    fn over(&mut self, mut detail: Value) {
         self.stage = Stage::Over;
-        self.shared
-            .recorder
-            .event(&self.session_id, "run_ended", detail);
+        let (recorder, record) = (&self.shared.recorder, &self.live.record);
+        let lost_bytes = self.transcriber.finish(recorder, &record.sandbox);
+        if lost_bytes > 0 {
+            detail["transcript_lost_bytes"] = json!(lost_bytes);
+        }
+        recorder.event(record, "run_ended", detail);
         self.inputs = None;
         self.call = None;
         self.owned = None;

@@ -10,7 +10,9 @@ use crate::live::Live;
 use crate::recorder::now_ms;
 use crate::{Error, SessionView};
 use k8e_driver::{Driver, Probe, SandboxSpec};
-use k8e_model::{Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec};
+use k8e_model::{
+    Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec,
+};
 use k8e_store::StoreError;
 use serde_json::json;
 use std::sync::Arc;
@@ -44,12 +46,11 @@ impl Sessions {
         let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
             return Err(Error::Stopping);
         };
-        let named = spec.id.is_some();
         let (owned, driver) = self.shared.admit(who, spec)?;
         let (done, made) = oneshot::channel();
         self.shared.runtime.spawn(async move {
             // Nobody there to take it: it comes back, is dropped, and so destroyed.
-            done.send(build(owned, driver, named, work).await).ok();
+            done.send(build(owned, driver, work).await).ok();
         });
         made.await.unwrap_or(Err(Error::Stopping))
     }
@@ -65,7 +66,7 @@ impl Shared {
         spec: SessionSpec,
     ) -> Result<(Owned, Arc<dyn Driver>), Error> {
         let driver = self.choose(spec.runtime)?;
-        let max = self.config.sessions_max;
+        check_ceiling(&spec.limits, &self.config.limits_max)?;
         let now = now_ms();
         let record = Session {
             id: spec.id.unwrap_or_else(SessionId::random),
@@ -88,8 +89,14 @@ impl Shared {
         if index.sessions.contains_key(&live.record.id) {
             return Err(Error::SessionExists(live.record.id.clone()));
         }
+        let max = self.config.sessions_max;
         if index.sessions.len() >= max {
             return Err(Error::SessionsFull { max });
+        }
+        let max = self.config.sessions_per_owner_max;
+        let own = |other: &&Arc<Live>| other.record.owner == live.record.owner;
+        if index.sessions.values().filter(own).count() >= max {
+            return Err(Error::OwnerFull { max });
         }
         index
             .sessions
@@ -165,15 +172,38 @@ impl Drop for Owned {
     }
 }
 
+/// Whether a session asks for no more than it may.
+fn check_ceiling(asked: &Limits, max: &Limits) -> Result<(), Error> {
+    let below = |noun: &str, unit: &str, asked: u64, max: u64| {
+        if asked <= max {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "{noun} limit of {asked} {unit} is above this server's maximum of {max} {unit}"
+        )))
+    };
+    let cpus = (u64::from(asked.cpu_millis), u64::from(max.cpu_millis));
+    below("memory", "bytes", asked.memory_bytes, max.memory_bytes)?;
+    below("cpu", "thousandths", cpus.0, cpus.1)?;
+    below("pids", "processes", asked.pids.into(), max.pids.into())?;
+    below("disk", "bytes", asked.disk_bytes, max.disk_bytes)
+}
+
 /// Does the work; on failure takes everything back and records why.
 async fn build(
     owned: Owned,
     driver: Arc<dyn Driver>,
-    named: bool,
     work: OwnedRwLockReadGuard<()>,
 ) -> Result<Owned, Error> {
     let shared = Arc::clone(&owned.shared);
-    let built = steps(&shared, owned.live(), driver, named).await;
+    let built = match write_down(&shared, &owned.live().record).await {
+        Ok(()) => steps(&shared, owned.live(), driver).await,
+        Err(taken @ Error::SessionExists(_)) => {
+            shared.forget(&owned.keep(), &taken.to_string());
+            return Err(taken);
+        }
+        Err(error) => Err(error),
+    };
     drop(work);
     let Err(error) = built else {
         return Ok(owned);
@@ -186,24 +216,22 @@ async fn build(
     }
 }
 
-async fn steps(
-    shared: &Arc<Shared>,
-    live: &Arc<Live>,
-    driver: Arc<dyn Driver>,
-    named: bool,
-) -> Result<(), Error> {
-    let record = &live.record;
-    if named {
-        // It may replace a record of the same name, whose last events must not become this one's first.
-        shared.recorder.flush().await;
-    }
+async fn write_down(shared: &Shared, record: &Session) -> Result<(), Error> {
     shared.store.insert_session(record).await.map_err(|e| {
         if matches!(e, StoreError::Exists(_)) {
             Error::SessionExists(record.id.clone())
         } else {
             e.into()
         }
-    })?;
+    })
+}
+
+async fn steps(
+    shared: &Arc<Shared>,
+    live: &Arc<Live>,
+    driver: Arc<dyn Driver>,
+) -> Result<(), Error> {
+    let record = &live.record;
     let spec = SandboxSpec {
         id: record.sandbox.clone(),
         template: record.template.clone(),
@@ -226,7 +254,7 @@ async fn steps(
     }
     let (tenant, runtime) = (record.tenant.as_str(), record.runtime.as_str());
     shared.recorder.event(
-        &record.id,
+        record,
         "created",
         json!({ "tenant": tenant, "runtime": runtime }),
     );

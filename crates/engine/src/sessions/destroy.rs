@@ -68,19 +68,21 @@ impl Shared {
             );
         }
         self.record_phase(id, Phase::Ended, &reason).await;
-        self.recorder.event(id, event, json!({ "reason": reason }));
-        self.store.close_transcript(id);
-        {
-            let mut index = self.index();
-            if index
-                .sessions
-                .get(id)
-                .is_some_and(|other| Arc::ptr_eq(other, live))
-            {
-                index.sessions.remove(id);
-            }
-        }
+        let record = &live.record;
+        self.recorder
+            .event(record, event, json!({ "reason": reason }));
+        self.store.close_transcript(&record.sandbox);
+        self.index().remove(live);
         live.finish_end(failure);
+        self.trim().await;
+    }
+
+    /// Lets go of a session of which nothing was made and nothing written down: what is recorded
+    /// under its name is another's, and must not hear of it.
+    pub(super) fn forget(&self, live: &Arc<Live>, reason: &str) {
+        live.begin_end(reason);
+        self.index().remove(live);
+        live.finish_end(None);
     }
 
     /// A phase that cannot be written is not lost: recovery ends every record without a live sandbox.

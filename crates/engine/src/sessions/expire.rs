@@ -59,9 +59,32 @@ impl Shared {
     async fn purge(&self) {
         let kept = i64::try_from(self.config.ended_kept.as_millis()).unwrap_or(i64::MAX);
         match self.store.purge_ended(now_ms().saturating_sub(kept)).await {
-            Ok(purged) if purged.is_empty() => {}
-            Ok(purged) => tracing::debug!(sessions = purged.len(), "removed old records"),
+            Ok(0) => {}
+            Ok(sessions) => tracing::debug!(sessions, "removed old records"),
             Err(e) => tracing::warn!(error = chain(&e), "old records cannot be removed"),
+        }
+        self.trim().await;
+    }
+
+    /// Keeps what is left of ended sessions within its bounds. Called at every end.
+    pub(super) async fn trim(&self) {
+        // Who is at it sees this end too, or the next end does.
+        let Ok(_trimming) = self.trimming.try_lock() else {
+            return;
+        };
+        let (records_max, bytes_max) = (self.config.ended_max, self.config.ended_bytes_max);
+        let trimmed = async {
+            if !self.store.ended_too_many(records_max, bytes_max).await? {
+                return Ok(0);
+            }
+            // What is still on its way would make a removed transcript anew.
+            self.recorder.flush().await;
+            self.store.trim_ended(records_max, bytes_max).await
+        };
+        match trimmed.await {
+            Ok(0) => {}
+            Ok(sessions) => tracing::debug!(sessions, "removed records: there were too many"),
+            Err(e) => tracing::warn!(error = chain(&e), "surplus records cannot be removed"),
         }
     }
 }

@@ -98,10 +98,7 @@ impl Sessions {
         if let Some(live) = self.shared.find(who, id) {
             return Ok(self.view(&live));
         }
-        match self.shared.store.session(id).await? {
-            Some(record) if who.may_use(&record.owner) => Ok(self.view_ended(record)),
-            _ => Err(Error::SessionNotFound(id.clone())),
-        }
+        Ok(self.view_ended(self.recorded(who, id).await?))
     }
 
     /// The caller's sessions, the newest first.

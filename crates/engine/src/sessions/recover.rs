@@ -4,35 +4,54 @@ use super::Shared;
 use super::create::HELLO_TIMEOUT;
 use crate::Error;
 use crate::error::chain;
-use crate::live::Live;
+use crate::live::{Live, left_active};
 use crate::recorder::now_ms;
 use futures::StreamExt as _;
-use k8e_driver::Sandbox;
+use k8e_driver::{GuestAddress, Sandbox};
 use k8e_model::{Phase, SandboxId, Session};
+use k8e_wire::WireError;
 use serde_json::json;
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::sync::Arc;
-use tokio::time::timeout;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
 
-/// Sandboxes that are greeted at once: a few that hang must not hold up the others.
+/// Sandboxes that are taken over at once, and guests that are greeted at once.
 const ADOPTED_AT_ONCE: usize = 16;
+
+/// Between attempts to reach a guest whose queue of connections is full.
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 // === impl Shared ===
 
 impl Shared {
     /// Makes the index and the machine what the records say, and the records what is true.
+    ///
+    /// Drivers are asked, guests are not: what a guest says or does not say is hostile, and must
+    /// not keep a server from opening its doors. They are greeted behind its back.
     pub(super) async fn recover(self: &Arc<Self>) -> Result<(), Error> {
-        let records = self.store.unended_sessions().await?;
+        let records = self.store.unended_sessions(now_ms()).await?;
         let found = futures::stream::iter(records)
             .map(|record| self.recover_one(record))
             .buffer_unordered(ADOPTED_AT_ONCE);
-        let results: Vec<Result<Option<SandboxId>, Error>> = found.collect().await;
-        let keep: HashSet<SandboxId> = results
+        let results: Vec<Result<Option<Arc<Live>>, Error>> = found.collect().await;
+        let adopted: Vec<Arc<Live>> = results
             .into_iter()
             .filter_map(Result::transpose)
             .collect::<Result<_, _>>()?;
+        let keep: HashSet<SandboxId> = adopted
+            .iter()
+            .map(|live| live.record.sandbox.clone())
+            .collect();
+        self.sweep(&keep).await;
+        self.runtime.spawn(greet_all(Arc::clone(self), adopted));
+        Ok(())
+    }
+
+    async fn sweep(&self, keep: &HashSet<SandboxId>) {
         for driver in &self.drivers {
-            match driver.sweep(&keep).await {
+            match driver.sweep(keep).await {
                 Ok(swept) if swept.is_empty() => {}
                 Ok(swept) => {
                     tracing::info!(runtime = %driver.kind(), sandboxes = swept.len(), "removed leftovers")
@@ -42,27 +61,26 @@ impl Shared {
                 }
             }
         }
-        Ok(())
     }
 
-    /// The sandbox to keep, when its session goes on.
-    async fn recover_one(self: &Arc<Self>, record: Session) -> Result<Option<SandboxId>, Error> {
-        let (id, sandbox_id) = (record.id.clone(), record.sandbox.clone());
+    /// The session, when it goes on.
+    async fn recover_one(self: &Arc<Self>, record: Session) -> Result<Option<Arc<Live>>, Error> {
+        let id = record.id.clone();
         match self.try_adopt(&record).await {
             Ok(sandbox) => {
                 let live = Arc::new(Live::new(record));
                 live.set_sandbox(sandbox);
-                self.index().sessions.insert(id.clone(), Arc::clone(&live));
-                self.recorder.event(&id, "recovered", json!({}));
+                self.index().sessions.insert(id, Arc::clone(&live));
+                self.recorder.event(&live.record, "recovered", json!({}));
                 self.publish(&live);
-                Ok(Some(sandbox_id))
+                Ok(Some(live))
             }
             Err(reason) => {
                 self.store
                     .set_phase(&id, Phase::Ended, &reason, now_ms())
                     .await?;
                 self.recorder
-                    .event(&id, "ended", json!({ "reason": reason }));
+                    .event(&record, "ended", json!({ "reason": reason }));
                 Ok(None)
             }
         }
@@ -83,25 +101,50 @@ impl Shared {
                 record.runtime
             ));
         };
-        let sandbox: Arc<dyn Sandbox> = match driver.adopt(&record.sandbox).await {
-            Ok(Some(sandbox)) => sandbox.into(),
-            Ok(None) => return Err("the sandbox was gone when the server came back".to_owned()),
-            Err(e) => {
-                return Err(format!(
-                    "the sandbox could not be taken over when the server came back: {}",
-                    chain(&e)
-                ));
-            }
-        };
-        match timeout(HELLO_TIMEOUT, sandbox.guest().hello()).await {
-            Ok(Ok(())) => Ok(sandbox),
-            Ok(Err(_)) | Err(_) => {
-                // The sweep would do it too; here the failure can be told apart.
-                if let Err(e) = sandbox.destroy().await {
-                    tracing::warn!(sandbox = %record.sandbox, error = chain(&e), "a sandbox without an agent cannot be removed");
-                }
-                Err("its agent did not answer when the server came back".to_owned())
-            }
+        match driver.adopt(&record.sandbox).await {
+            Ok(Some(sandbox)) => Ok(sandbox.into()),
+            Ok(None) => Err("the sandbox was gone when the server came back".to_owned()),
+            Err(e) => Err(format!(
+                "the sandbox could not be taken over when the server came back: {}",
+                chain(&e)
+            )),
         }
+    }
+
+    /// Ends a session whose guest does not answer. Until then it is like any other: whoever uses
+    /// it finds out for himself.
+    async fn greet(self: &Arc<Self>, live: Arc<Live>) {
+        let Some(sandbox) = live.sandbox() else {
+            return;
+        };
+        let mut phases = live.phases();
+        let answer = tokio::select! {
+            () = left_active(&mut phases) => return,
+            answer = timeout(HELLO_TIMEOUT, hello(sandbox.guest())) => answer,
+        };
+        if !matches!(answer, Ok(Ok(()))) {
+            let reason = "its agent did not answer when the server came back";
+            self.end(&live, "ended", reason);
+        }
+    }
+}
+
+/// A guest that is in use again already may have no place for a connection just now.
+async fn hello(guest: &GuestAddress) -> Result<(), WireError> {
+    loop {
+        match guest.hello().await {
+            Err(WireError::Io(e)) if e.kind() == ErrorKind::WouldBlock => sleep(BUSY_PAUSE).await,
+            answer => return answer,
+        }
+    }
+}
+
+/// Greets every guest that was taken over; those that hang hold up only the greeting of others.
+async fn greet_all(shared: Arc<Shared>, adopted: Vec<Arc<Live>>) {
+    let greeted = futures::stream::iter(adopted)
+        .for_each_concurrent(ADOPTED_AT_ONCE, |live| shared.greet(live));
+    tokio::select! {
+        () = greeted => {}
+        () = shared.stopped() => {}
     }
 }

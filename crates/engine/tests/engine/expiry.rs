@@ -95,7 +95,7 @@ async fn old_records_are_removed() {
         ..Config::default()
     };
     let server = Server::with(config, FakeDriver::new()).await;
-    server.create("a").await;
+    let made = server.create("a").await;
     server.run("a", "echo hi").await.unwrap();
     server.sessions.destroy(&me(), &sid("a")).await.unwrap();
     let page = server
@@ -105,11 +105,26 @@ async fn old_records_are_removed() {
         .unwrap();
     assert_eq!(page.output, b"hi\n");
     pass(Duration::from_secs(2)).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let gone = async {
+        loop {
+            match server.sessions.get(&me(), &sid("a")).await {
+                Ok(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                gone => return gone,
+            }
+        }
+    };
+    let gone = tokio::time::timeout(PATIENCE, gone).await;
     refused(
-        server.sessions.get(&me(), &sid("a")).await,
+        gone.expect("the record goes"),
         Code::NotFound,
         "session a not found",
     );
-    assert!(!server.dir.path().join("transcripts/a").exists());
+    let left = async {
+        while server.transcript_dir(&made).exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, left)
+        .await
+        .expect("the transcript goes");
 }

@@ -366,3 +366,86 @@ async fn a_write_that_is_refused_half_way_says_why() {
         "write /workspace/f: no space left",
     );
 }
+
+fn processes(count: usize, bytes: usize) -> reply::Reply {
+    let text = Bytes::from(vec![b'x'; bytes]);
+    let process = proto::Process {
+        comm: text.clone(),
+        cmdline: text,
+        ..proto::Process::default()
+    };
+    reply::Reply::Processes(proto::ProcessList {
+        processes: vec![process; count],
+    })
+}
+
+/// What is kept of a guest's message is ours: a slice would keep half a megabyte alive for each name.
+#[tokio::test]
+async fn what_is_kept_of_a_listing_is_small() {
+    let done = Step::Reply(reply::Reply::Done(Done::default()));
+    let mut steps = vec![Step::Reply(processes(1, 200_000)); 3];
+    steps.push(done.clone());
+    let server = with(steps).await;
+    let list = server.sessions.processes(&me(), &sid("a")).await.unwrap();
+    assert_eq!(list.len(), 3);
+    for process in &list {
+        assert_eq!((process.comm.len(), process.cmdline.len()), (64, 4096));
+        assert!(process.comm.is_unique() && process.cmdline.is_unique());
+    }
+
+    // As many as may be, each as long as may be.
+    let mut steps = vec![Step::Reply(processes(32, 4096)); 4096 / 32];
+    steps.push(done.clone());
+    let server = with(steps).await;
+    let list = server.sessions.processes(&me(), &sid("a")).await.unwrap();
+    assert_eq!(list.len(), 4096);
+    let held = |process: &k8e_engine::Process| process.comm.len() + process.cmdline.len();
+    assert_eq!(list.iter().map(held).sum::<usize>(), 8 << 20);
+
+    let reply::Reply::File(file) = info("/workspace/f") else {
+        unreachable!()
+    };
+    let files = reply::Reply::Files(proto::FileList {
+        files: vec![file; 3],
+    });
+    let server = with(vec![Step::Reply(files), done]).await;
+    let path = GuestPath::parse(b"f").unwrap();
+    let mut list = server
+        .sessions
+        .list_files(&me(), &sid("a"), &path, ListOptions::default())
+        .await
+        .unwrap();
+    for file in list.next().await.unwrap().unwrap() {
+        assert!(file.path.is_unique());
+    }
+}
+
+/// Each reply comes in time, but there is no end to them.
+#[tokio::test]
+async fn a_listing_that_trickles_is_given_up() {
+    let trickle = |reply: reply::Reply| {
+        let steps = [Step::Reply(reply), Step::Pause(Duration::from_millis(20))];
+        steps.into_iter().cycle().take(400).collect::<Vec<_>>()
+    };
+    // Twelve seconds of ours pass in a tenth of the guest's.
+    let faster = async {
+        tokio::time::pause();
+        loop {
+            let real = || std::thread::sleep(Duration::from_millis(100));
+            tokio::task::spawn_blocking(real).await.unwrap();
+            tokio::time::advance(Duration::from_secs(12)).await;
+        }
+    };
+    let server = with(trickle(processes(1, 1))).await;
+    let (who, id) = (me(), sid("a"));
+    let listed = tokio::select! {
+        listed = server.sessions.processes(&who, &id) => listed,
+        () = faster => unreachable!(),
+    };
+    tokio::time::resume();
+    refused(
+        listed,
+        Code::Unavailable,
+        "did not finish a listing in time",
+    );
+}

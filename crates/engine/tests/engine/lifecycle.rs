@@ -3,7 +3,7 @@
 use super::*;
 use k8e_driver::Probe;
 use k8e_engine::ListFilter;
-use k8e_model::RuntimeKind;
+use k8e_model::{Limits, RuntimeKind};
 
 #[tokio::test]
 async fn a_session_lives_and_is_destroyed() {
@@ -449,4 +449,100 @@ async fn a_stopping_server_begins_nothing() {
         "the server is stopping",
     );
     assert_eq!(server.driver.sandboxes().len(), 1, "live sandboxes stay");
+}
+
+/// A name says nothing of whose it was, and gives nothing of it away.
+#[tokio::test]
+async fn the_name_of_somebody_elses_ended_session_is_taken() {
+    let server = Server::start().await;
+    server.create("a").await;
+    let alive = server.sessions.create(&other(), spec("a")).await;
+    server.run("a", "echo secret").await.unwrap();
+    server.sessions.destroy(&me(), &sid("a")).await.unwrap();
+    let over = server.sessions.create(&other(), spec("a")).await;
+    let over = over.unwrap_err();
+    assert_eq!(over.code(), Code::Exists);
+    assert_eq!(over.to_string(), alive.unwrap_err().to_string());
+    refused(
+        server.sessions.transcript(&other(), &sid("a"), 0, 0).await,
+        Code::NotFound,
+        "session a not found",
+    );
+    // The attempt left nothing in the other's history, and no place taken.
+    assert_eq!(
+        server.kinds("a").await,
+        ["created", "run_started", "run_ended", "destroyed"]
+    );
+    let page = server.sessions.transcript(&me(), &sid("a"), 0, 0).await;
+    assert_eq!(page.unwrap().output, b"secret\n");
+    assert_eq!(server.sessions.status().active, 0);
+    server.create("a").await;
+}
+
+#[tokio::test]
+async fn an_owner_gets_no_more_than_its_share() {
+    let config = Config {
+        sessions_per_owner_max: 2,
+        ..Config::default()
+    };
+    let server = Server::with(config, FakeDriver::new()).await;
+    server.create("a").await;
+    server.create("b").await;
+    refused(
+        server.sessions.create(&me(), spec("c")).await,
+        Code::Exhausted,
+        "you have 2 sessions alive",
+    );
+    server.sessions.create(&other(), spec("d")).await.unwrap();
+    server.sessions.destroy(&me(), &sid("a")).await.unwrap();
+    server.create("c").await;
+}
+
+#[tokio::test]
+async fn limits_have_a_ceiling() {
+    let max = Limits {
+        memory_bytes: 1 << 30,
+        cpu_millis: 2000,
+        pids: 100,
+        disk_bytes: 1 << 32,
+    };
+    let config = Config {
+        limits_max: max,
+        ..Config::default()
+    };
+    let server = Server::with(config, FakeDriver::new()).await;
+    let create = async |limits| {
+        let spec = SessionSpec {
+            limits,
+            ..SessionSpec::default()
+        };
+        server.sessions.create(&me(), spec).await
+    };
+    create(max).await.unwrap();
+    for (limits, want) in [
+        (
+            Limits {
+                memory_bytes: (1 << 30) + 1,
+                ..max
+            },
+            "memory limit of 1073741825 bytes is above this server's maximum of 1073741824 bytes",
+        ),
+        (
+            Limits {
+                cpu_millis: 2001,
+                ..max
+            },
+            "cpu limit of 2001 thousandths is above",
+        ),
+        (Limits { pids: 101, ..max }, "pids limit of 101"),
+        (
+            Limits {
+                disk_bytes: 1 << 33,
+                ..max
+            },
+            "disk limit of 8589934592 bytes",
+        ),
+    ] {
+        refused(create(limits).await, Code::Invalid, want);
+    }
 }

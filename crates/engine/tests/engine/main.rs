@@ -93,6 +93,12 @@ impl Server {
         finish(self.sessions.run(&me(), request).await?).await
     }
 
+    /// Where a session's output is written down.
+    fn transcript_dir(&self, view: &SessionView) -> std::path::PathBuf {
+        let name = view.session.sandbox.as_str();
+        self.dir.path().join("transcripts").join(name)
+    }
+
     async fn kinds(&self, id: &str) -> Vec<String> {
         let page = self
             .sessions

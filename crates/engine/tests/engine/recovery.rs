@@ -2,6 +2,9 @@
 
 use super::*;
 use k8e_model::{RuntimeKind, SandboxId, Session};
+use k8e_testkit::{Script, Step};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 fn record(id: &str, phase: Phase) -> Session {
     let spec = spec(id);
@@ -163,4 +166,82 @@ async fn lifetimes_go_on_across_a_restart() {
     let server = server.restart().await;
     assert!(server.ended("a").await.contains("was over"));
     server.no_sandbox().await;
+}
+
+/// Guests that take a call and never answer, more of them than are greeted at once.
+#[tokio::test]
+async fn deaf_guests_do_not_hold_up_a_restart() {
+    let deaf = Arc::new(AtomicBool::new(false));
+    let turned_deaf = Arc::clone(&deaf);
+    let script: Script = Arc::new(move |_| {
+        let steps = vec![Step::Stall];
+        turned_deaf.load(Ordering::Relaxed).then_some(steps)
+    });
+    let server = Server::with(Config::default(), FakeDriver::scripted(script)).await;
+    for n in 0..20 {
+        server.create(&format!("deaf-{n}")).await;
+    }
+    server.driver.set_script(None);
+    let lives = server.create("lives").await;
+    server.sessions.shutdown().await;
+    deaf.store(true, Ordering::Relaxed);
+    let start = Instant::now();
+    let server = server.start_again().await;
+    assert_eq!(server.run("lives", "echo on").await.unwrap().0, b"on\n");
+    assert!(start.elapsed() < Duration::from_secs(5), "{start:?}");
+    // Two rounds of greetings run out.
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(11)).await;
+        tokio::time::resume();
+    }
+    for n in 0..20 {
+        assert_eq!(
+            server.ended(&format!("deaf-{n}")).await,
+            "its agent did not answer when the server came back"
+        );
+    }
+    assert_eq!(server.driver.sandboxes(), [lives.session.sandbox]);
+}
+
+#[tokio::test]
+async fn a_damaged_record_costs_its_session_only() {
+    let server = Server::start().await;
+    let lives = server.create("lives").await;
+    let env = std::collections::BTreeMap::from([("DAMAGE".to_owned(), "here".to_owned())]);
+    let spec = SessionSpec {
+        env: env.try_into().unwrap(),
+        ..spec("damaged")
+    };
+    server.sessions.create(&me(), spec).await.unwrap();
+    server.sessions.shutdown().await;
+    // Closed, everything is in one file.
+    server.store.close().await;
+    let database = server.dir.path().join("k8e.db");
+    let mut bytes = std::fs::read(&database).unwrap();
+    let good = br#""DAMAGE":"here""#;
+    let places = bytes.windows(good.len()).enumerate();
+    let places = places
+        .filter(|(_, window)| window == good)
+        .map(|(at, _)| at);
+    for at in places.collect::<Vec<_>>() {
+        bytes[at..at + good.len()].copy_from_slice(br#""DAMAGE":!here!"#);
+    }
+    std::fs::write(&database, bytes).unwrap();
+
+    let Server {
+        dir,
+        driver,
+        sessions,
+        config,
+        ..
+    } = server;
+    drop(sessions);
+    let store = Store::open(dir.path()).await.unwrap();
+    let sessions = Sessions::start(config, store, drivers(&driver)).await;
+    let list = sessions.unwrap().list(&me(), Default::default()).await;
+    let ids: Vec<_> = list.unwrap().into_iter().map(|v| v.session.id).collect();
+    assert_eq!(ids, [sid("lives")]);
+    assert_eq!(driver.sandboxes(), [lives.session.sandbox]);
 }

@@ -1,15 +1,20 @@
 //! Files of a session's workspace.
 
-use super::{Answers, engine_status, message_status, model_status};
+use super::{Answers, engine_status, first_message, message_status, model_status};
 use futures::StreamExt as _;
 use k8e_api::convert;
 use k8e_api::status::to_status;
 use k8e_api::v1::{self, read_file_response, write_file_request::Message};
 use k8e_engine::{
-    FileInfo, FileLister, FileRange, FileReader, ListOptions, Sessions, WriteOptions,
+    FileInfo, FileLister, FileRange, FileReader, FileWriter, ListOptions, Sessions, WriteOptions,
 };
 use k8e_model::{Code, GuestPath, Principal, SessionId};
+use std::time::Duration;
 use tonic::{Status, Streaming};
+
+/// Between two messages of a write. A client that stalls for longer holds one of its session's calls,
+/// and a half-written file in the sandbox, for nothing.
+const DATA_WITHIN: Duration = Duration::from_secs(60);
 
 pub(super) async fn read(
     sessions: &Sessions,
@@ -54,7 +59,7 @@ pub(super) async fn write(
     who: &Principal,
     mut messages: Streaming<v1::WriteFileRequest>,
 ) -> Result<v1::WriteFileResponse, Status> {
-    let first = messages.message().await.map_err(message_status)?;
+    let first = first_message(&mut messages, "write").await?;
     let Some(Message::Start(start)) = first.and_then(|first| first.message) else {
         return Err(to_status(
             Code::Invalid,
@@ -70,7 +75,7 @@ pub(super) async fn write(
         .write_file(who, &id, &path, options)
         .await
         .map_err(engine_status)?;
-    while let Some(message) = messages.message().await.map_err(message_status)? {
+    while let Some(message) = next_message(&mut messages, &mut writer).await? {
         let Some(Message::Data(data)) = message.message else {
             return Err(to_status(
                 Code::Invalid,
@@ -81,6 +86,24 @@ pub(super) async fn write(
     }
     let bytes = writer.finish().await.map_err(engine_status)?;
     Ok(v1::WriteFileResponse { bytes })
+}
+
+/// The next message of a write, while there is somewhere to write to.
+async fn next_message(
+    messages: &mut Streaming<v1::WriteFileRequest>,
+    writer: &mut FileWriter,
+) -> Result<Option<v1::WriteFileRequest>, Status> {
+    tokio::select! {
+        biased;
+        gone = writer.session_gone() => Err(engine_status(gone)),
+        message = tokio::time::timeout(DATA_WITHIN, messages.message()) => match message {
+            Ok(message) => message.map_err(message_status),
+            Err(_) => Err(to_status(
+                Code::Timeout,
+                &format!("nothing came for {DATA_WITHIN:?} in the middle of a write"),
+            )),
+        },
+    }
 }
 
 pub(super) async fn list(

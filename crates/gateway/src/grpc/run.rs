@@ -3,7 +3,7 @@
 //! The engine's run lives in the stream of answers. A client that goes away drops the stream, and
 //! with it the run: closing is cancelling.
 
-use super::{Answers, engine_status, message_status, model_status};
+use super::{Answers, engine_status, first_message, message_status, model_status};
 use futures::StreamExt as _;
 use futures::future::{Either, select};
 use k8e_api::convert;
@@ -12,12 +12,8 @@ use k8e_api::v1::{self, run_event::Event, run_request::Message};
 use k8e_engine::{Run, RunEvent, RunInput, RunRequest, RunTarget, Sessions};
 use k8e_model::{Code, Principal};
 use std::pin::pin;
-use std::time::Duration;
 use tokio::task::JoinHandle;
 use tonic::{Status, Streaming};
-
-/// A client that opened a run says at once what to run; one that does not holds a stream for nothing.
-const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(30);
 
 pub(super) async fn run(
     sessions: &Sessions,
@@ -35,10 +31,7 @@ pub(super) async fn run(
 }
 
 async fn first(messages: &mut Streaming<v1::RunRequest>) -> Result<v1::RunStart, Status> {
-    let first = tokio::time::timeout(FIRST_MESSAGE_WITHIN, messages.message())
-        .await
-        .map_err(|_| to_status(Code::Timeout, "the first message of a run did not come"))?
-        .map_err(message_status)?;
+    let first = first_message(messages, "run").await?;
     match first.and_then(|first| first.message) {
         Some(Message::Start(start)) => Ok(start),
         _ => Err(to_status(

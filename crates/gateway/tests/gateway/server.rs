@@ -4,7 +4,8 @@ use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoin
 use k8e_engine::Sessions;
 use k8e_gateway::{Config, Error, Gateway, Tcp};
 use k8e_store::Store;
-use k8e_testkit::FakeDriver;
+use k8e_testkit::{FakeDriver, Script, Step};
+use k8e_wire::proto::request;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,10 +36,23 @@ impl TestServer {
         Self::start_with(Some(any)).await.unwrap()
     }
 
+    /// With guests that greet, and otherwise take everything and answer nothing.
+    pub(crate) async fn stalling() -> Self {
+        let script: Script = Arc::new(|call: &request::Call| {
+            (!matches!(call, request::Call::Hello(_))).then(|| vec![Step::Stall])
+        });
+        let driver = FakeDriver::scripted(script);
+        Self::start_over(driver, None).await.unwrap()
+    }
+
     pub(crate) async fn start_with(tcp: Option<Tcp>) -> Result<Self, Error> {
+        Self::start_over(FakeDriver::new(), tcp).await
+    }
+
+    async fn start_over(driver: FakeDriver, tcp: Option<Tcp>) -> Result<Self, Error> {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).await.unwrap();
-        let driver = Arc::new(FakeDriver::new());
+        let driver = Arc::new(driver);
         let sessions = Sessions::start(k8e_engine::Config::default(), store, vec![driver]);
         let config = Config {
             socket: dir.path().join("k8e.sock"),

@@ -1,6 +1,7 @@
 //! The flags of `k8e server`, and what they come to.
 
 use super::error::Error;
+use super::process;
 use clap::Args;
 use k8e_cli::Globals;
 use k8e_cli::units::{self, Span};
@@ -57,6 +58,22 @@ pub(crate) struct ServerArgs {
     #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = units::size)]
     default_disk: u64,
 
+    /// Memory that a sandbox may ask for [default: this machine's]
+    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    max_memory: Option<u64>,
+
+    /// CPUs that a sandbox may ask for [default: this machine's]
+    #[arg(long, value_name = "N", value_parser = units::cpus)]
+    max_cpus: Option<u32>,
+
+    /// Processes and threads that a sandbox may ask for
+    #[arg(long, default_value_t = 4096, value_name = "N")]
+    max_pids: u32,
+
+    /// Disk space that a sandbox may ask for
+    #[arg(long, default_value = "64GiB", value_name = "SIZE", value_parser = units::size)]
+    max_disk: u64,
+
     /// Keep what sandboxes write in memory: quicker to make, and counted against their memory
     #[arg(long)]
     memory_disks: bool,
@@ -76,6 +93,10 @@ pub(crate) struct ServerArgs {
     /// Sessions that may be alive at once
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     max_sessions: u32,
+
+    /// Sessions that one owner may have alive at once [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    max_sessions_per_owner: Option<u32>,
 
     /// What to log, as in `info` or `k8e_engine=debug`
     #[arg(long, default_value = "info", env = "K8E_LOG", value_name = "FILTER")]
@@ -110,6 +131,8 @@ impl ServerArgs {
             disk_bytes: self.default_disk,
         };
         limits.check().map_err(Error::Limits)?;
+        let limits_max = self.limits_max();
+        let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
         let ttl = self.default_ttl.into_option();
         let idle = self.default_idle_timeout.into_option();
         let tcp = match self.listen {
@@ -128,7 +151,11 @@ impl ServerArgs {
             engine: k8e_engine::Config {
                 limits,
                 lifetime: Lifetime { ttl, idle },
-                sessions_max: usize::try_from(self.max_sessions).unwrap_or(usize::MAX),
+                limits_max,
+                sessions_max: count(self.max_sessions),
+                sessions_per_owner_max: count(
+                    self.max_sessions_per_owner.unwrap_or(self.max_sessions),
+                ),
                 run_timeout: self.run_timeout,
                 ..Default::default()
             },
@@ -141,6 +168,23 @@ impl ServerArgs {
                 tls_dir: globals.data_dir.join("tls"),
             },
         })
+    }
+}
+
+impl ServerArgs {
+    /// What any sandbox may ask for. A default above it raises it: an operator meant that too.
+    fn limits_max(&self) -> Limits {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let cpus = u32::try_from(cpus * 1000).unwrap_or(u32::MAX);
+        Limits {
+            memory_bytes: self
+                .max_memory
+                .unwrap_or_else(process::machine_memory_bytes)
+                .max(self.default_memory),
+            cpu_millis: self.max_cpus.unwrap_or(cpus).max(self.default_cpus),
+            pids: self.max_pids.max(self.default_pids),
+            disk_bytes: self.max_disk.max(self.default_disk),
+        }
     }
 }
 

@@ -44,7 +44,9 @@ impl Error {
     pub(crate) fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut next = std::error::Error::source(self);
+        let mut full = false;
         while let Some(cause) = next {
+            full |= cause.downcast_ref().is_some_and(is_full);
             let cause_text = cause.to_string();
             if !text.contains(&cause_text) {
                 text.push_str(": ");
@@ -52,8 +54,19 @@ impl Error {
             }
             next = cause.source();
         }
+        // Any step can be the one that finds no room, and none knows what to do about it.
+        if full {
+            text.push_str(": free some space or choose another --data-dir");
+        }
         text
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 fn shown(pid: Option<u32>) -> String {

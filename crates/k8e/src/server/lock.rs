@@ -6,10 +6,10 @@
 
 use super::data_dir::DataDir;
 use super::error::Error;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -32,7 +32,7 @@ pub(super) fn take(data_dir: &DataDir, socket: &Path) -> Result<OwnedFd, Error> 
     let deadline = Instant::now() + WAIT_FOR_REST;
     while !try_lock(&file).map_err(|source| data_dir.failed("lock", source))? {
         // A server that answers is no rest.
-        if UnixStream::connect(socket).is_ok() || Instant::now() > deadline {
+        if answers(socket) || Instant::now() > deadline {
             let pid = read_pid(&mut file);
             return Err(Error::Taken {
                 pid,
@@ -43,6 +43,19 @@ pub(super) fn take(data_dir: &DataDir, socket: &Path) -> Result<OwnedFd, Error> 
     }
     write_pid(&mut file).map_err(|source| data_dir.failed("write to", source))?;
     Ok(file.into())
+}
+
+/// A socket's address holds 107 bytes; through its directory's descriptor it is always short.
+fn answers(socket: &Path) -> bool {
+    let (Some(dir), Some(name)) = (socket.parent(), socket.file_name()) else {
+        return false;
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(dir) = rustix::fs::open(dir, flags, Mode::empty()) else {
+        return false;
+    };
+    let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string());
+    UnixStream::connect(short.join(name)).is_ok()
 }
 
 fn try_lock(file: &File) -> io::Result<bool> {

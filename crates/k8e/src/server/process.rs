@@ -56,3 +56,9 @@ pub(super) fn raise_descriptor_limit() {
         );
     }
 }
+
+/// All of this machine's memory.
+pub(super) fn machine_memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
+}
