@@ -16,6 +16,8 @@ fn main() -> ExitCode {
 fn run() -> std::io::Result<()> {
     let listener = std::os::unix::net::UnixListener::from(k8e_guest::inherited_listener()?);
     listener.set_nonblocking(true)?;
+    // What `ps` shows; else it is the name of the memory file we are executed from.
+    let _ = rustix::thread::set_name(c"k8e-guest");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
