@@ -576,3 +576,38 @@ fn what_a_sandbox_may_ask_for_has_a_ceiling() {
     assert_eq!(third.code, 1, "{}", third.all());
     assert!(third.out().contains("--max-sessions"), "{}", third.all());
 }
+
+#[test]
+fn ordinary_programs_work_inside() {
+    let server = Server::start();
+    let session = server.session_with(&["--memory", "1GiB"]);
+    for (script, want) in [
+        ("useradd bob && id -u bob", "1001\n"),
+        ("su bob -c 'echo $USER $HOME'", "bob /home/bob\n"),
+        ("su user -c 'id -un'; runuser -u nobody -- id -un", "user\nnobody\n"),
+        (
+            "git init -q r && cd r && git -c user.email=a@b -c user.name=n commit -q --allow-empty -m x && git log --format=%s",
+            "x\n",
+        ),
+        (
+            "python3 -c 'import multiprocessing as m; print(m.Pool(2).map(abs, [-1, -2]))'",
+            "[1, 2]\n",
+        ),
+        (
+            "mv /usr/share/doc /usr/share/doc2 && ls -d /usr/share/doc2",
+            "/usr/share/doc2\n",
+        ),
+        (
+            "python3 -c 'import socket; print(socket.gethostbyname(socket.gethostname()))'",
+            "127.0.0.1\n",
+        ),
+        ("script -qec tty /dev/null | tr -d '\\r'", "/dev/pts/0\n"),
+        (
+            "(python3 -m http.server 8000 >/dev/null 2>&1 & for i in $(seq 50); do sleep 0.1; python3 -c 'import urllib.request as u; print(u.urlopen(\"http://localhost:8000\").status)' 2>/dev/null && break; done)",
+            "200\n",
+        ),
+    ] {
+        let ran = session.sh(script);
+        assert_eq!(ran.out(), want, "{script}: {}", ran.all());
+    }
+}

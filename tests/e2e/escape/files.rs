@@ -151,7 +151,7 @@ fn read_through_a_link_with_the_file_api() {
     ] {
         let read = server.k8e(&["sandbox", "read", &session.id, path]);
         assert_eq!(read.code, 1, "{path}: {}", read.all());
-        assert!(!read.out().contains("root:x"), "{path}: {}", read.all());
+        assert!(!read.out().contains("root:"), "{path}: {}", read.all());
         let written = server.k8e_with(&["sandbox", "write", &session.id, path], b"evil");
         assert_eq!(written.code, 1, "{path}: {}", written.all());
     }

@@ -45,7 +45,7 @@ fn open_raw_and_packet_and_vsock_sockets() {
 for family in (17, 40, 38, 15, 31, 29, 30, 44):   # PACKET VSOCK ALG KEY BLUETOOTH CAN TIPC XDP
     refused(41, family, 3, 0); refused(41, family, 1, 0)
 refused(41, 2, 3, 1); refused(41, 10, 3, 58)       # raw ICMP
-for protocol in (4, 6, 9, 12, 15, 21): refused(41, 16, 3, protocol)  # netlink: diag, xfrm, audit, netfilter, uevent, crypto
+for protocol in (4, 6, 12, 15, 21): refused(41, 16, 3, protocol)  # netlink: diag, xfrm, netfilter, uevent, crypto
 "#,
     );
 }

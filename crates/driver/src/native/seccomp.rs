@@ -89,7 +89,7 @@ fn refused_rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Backe
     rules.insert(libc::SYS_socket, vec![none_of(&families)?]);
     rules.insert(libc::SYS_socketpair, vec![none_of(&families)?]);
     rules.insert(libc::SYS_personality, vec![none_of(&PERSONALITIES)?]);
-    // Of netlink only what `ip addr` needs.
+    // Of netlink only what `ip addr` and, so that it can find no audit there, `useradd` need.
     let netlink = vec![
         condition(
             0,
@@ -97,7 +97,18 @@ fn refused_rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Backe
             SeccompCmpOp::Eq,
             u64::from(libc::AF_NETLINK.unsigned_abs()),
         )?,
-        condition(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, 0)?,
+        condition(
+            2,
+            SeccompCmpArgLen::Dword,
+            SeccompCmpOp::Ne,
+            u64::from(libc::NETLINK_ROUTE.unsigned_abs()),
+        )?,
+        condition(
+            2,
+            SeccompCmpArgLen::Dword,
+            SeccompCmpOp::Ne,
+            u64::from(libc::NETLINK_AUDIT.unsigned_abs()),
+        )?,
     ];
     rules
         .entry(libc::SYS_socket)

@@ -18,11 +18,12 @@ const PROGRAMS: [&str; 9] = [
 
 /// Parts of the host's `/etc` that programs need and that hold nothing private.
 /// A trailing `*` takes every name that starts so.
-const ETC: [&str; 22] = [
+const ETC: [&str; 27] = [
     "alternatives",
     "bash.bashrc",
     "ca-certificates.conf",
     "debian_version",
+    "default/useradd",
     "fonts",
     "gai.conf",
     "host.conf",
@@ -30,14 +31,18 @@ const ETC: [&str; 22] = [
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
+    "login.defs",
     "magic",
     "mime.types",
     "netconfig",
+    "pam.d",
     "perl",
     "pki/tls/certs",
     "protocols",
     "python3*",
+    "security",
     "services",
+    "skel",
     "ssl/certs",
     "ssl/openssl.cnf",
     "terminfo",
@@ -70,12 +75,13 @@ const DIRECTORIES: [(&str, u32); 19] = [
     ("workspace", 0o755),
 ];
 
+/// No passwords, and no shadow file that programs would look for them in.
 const FILES: [(&str, &str); 7] = [
     (
         "etc/passwd",
-        "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n\
-         user:x:1000:1000:user:/home/user:/bin/bash\n_apt:x:42:65534::/nonexistent:/usr/sbin/nologin\n\
-         nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "root:*:0:0:root:/root:/bin/bash\ndaemon:*:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n\
+         user:*:1000:1000:user:/home/user:/bin/bash\n_apt:*:42:65534::/nonexistent:/usr/sbin/nologin\n\
+         nobody:*:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     ),
     (
         "etc/group",
@@ -271,7 +277,7 @@ mod tests {
         assert!(
             fs::read_to_string(root.join("etc/passwd"))
                 .unwrap()
-                .starts_with("root:x:0:0")
+                .starts_with("root:*:0:0")
         );
         assert!(layers().iter().any(|layer| layer.name == "usr"));
     }
