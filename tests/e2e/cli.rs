@@ -486,6 +486,12 @@ fn a_server_starts_by_itself() {
         rustix::process::Signal::TERM,
     )
     .unwrap();
+    // It has sandboxes in its pool to remove before its directory goes.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Path::new("/proc").join(pid.to_string()).exists() {
+        assert!(Instant::now() < deadline, "the server ends");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

@@ -68,7 +68,14 @@ fn a_pool_ends_with_its_server_however_that_ends() {
     let after = sandboxes(&server);
     let stayed = after.iter().filter(|id| before.contains(id)).count();
     assert_eq!(stayed, 1, "before: {before:?}, after: {after:?}");
-    let ran = server.k8e(&["sandbox", "run", "--raw", "--session-id", "kept", "cat file"]);
+    let ran = server.k8e(&[
+        "sandbox",
+        "run",
+        "--raw",
+        "--session-id",
+        "kept",
+        "cat file",
+    ]);
     assert_eq!(ran.out(), "here\n", "{}", ran.all());
     let warm = server.session();
     assert_eq!(start_of(&server, &warm.id), "warm");
