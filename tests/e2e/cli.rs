@@ -1,6 +1,7 @@
 //! What the command line promises: exit codes, streams, sessions, files, languages.
 
 use k8e_e2e::{Server, binary};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
