@@ -1,6 +1,7 @@
 //! What the command line promises: exit codes, streams, sessions, files, languages.
 
 use k8e_e2e::{Server, binary};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -486,6 +487,12 @@ fn a_server_starts_by_itself() {
         rustix::process::Signal::TERM,
     )
     .unwrap();
+    // It has sandboxes in its pool to remove before its directory goes.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Path::new("/proc").join(pid.to_string()).exists() {
+        assert!(Instant::now() < deadline, "the server ends");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

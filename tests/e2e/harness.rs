@@ -94,6 +94,10 @@ impl Server {
         if !self.flags.iter().any(|flag| flag == "--listen") {
             command.args(["--listen", "none"]);
         }
+        // Who counts traces wants those of sessions only.
+        if !self.flags.iter().any(|flag| flag.starts_with("--pool")) {
+            command.args(["--pool-min", "0", "--pool-max", "0"]);
+        }
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a descriptor"))

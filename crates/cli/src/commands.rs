@@ -8,6 +8,7 @@ mod files;
 mod get;
 mod list;
 mod log;
+mod pool;
 mod ps;
 mod read;
 mod run;
@@ -61,6 +62,9 @@ pub enum SandboxCommand {
     Destroy(destroy::DestroyArgs),
     /// Show the server: version, runtimes, limits, load
     Status(status::StatusArgs),
+    /// Show the sandboxes that wait for a session
+    #[command(long_about = pool::LONG_ABOUT)]
+    Pool(pool::PoolArgs),
     /// Execute a program with its arguments, without a shell
     #[command(long_about = exec::LONG_ABOUT)]
     Exec(exec::ExecArgs),
@@ -104,6 +108,7 @@ impl SandboxCommand {
             | Self::Sessions(_)
             | Self::Destroy(_)
             | Self::Status(_)
+            | Self::Pool(_)
             | Self::Write(_)
             | Self::List(_)
             | Self::Stat(_)
@@ -129,6 +134,7 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
             exec::run(request, client().await?).await
         }
         SandboxCommand::Status(args) => status::run(args, client().await).await,
+        SandboxCommand::Pool(args) => pool::run(args, client().await?).await,
         SandboxCommand::Create(args) => create::run(args, client().await?).await,
         SandboxCommand::Get(args) => get::run(args, client().await?).await,
         SandboxCommand::Sessions(args) => sessions::run(args, client().await?).await,

@@ -193,6 +193,7 @@ mod tests {
             "k8e sandbox list s --since 5 --recursive=false sub",
             "k8e sandbox log s --follow --offset 1 --limit 2",
             "k8e sandbox events s --limit 5",
+            "k8e sandbox pool",
             "k8e completion zsh",
             "k8e bench --iterations 5 --json",
         ] {

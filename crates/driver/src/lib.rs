@@ -71,7 +71,11 @@ pub trait Sandbox: Send + Sync {
     /// How often its limits were hit so far.
     fn limit_events(&self) -> LimitEvents;
 
-    /// Resolves when it is dead, however it died.
+    /// Gives it other limits, before anything but its guest has run in it. Its disk has the size it
+    /// was launched with, whatever these say. A few writes to kernel files: no need to be async.
+    fn set_limits(&self, limits: &Limits) -> Result<(), DriverError>;
+
+    /// Resolves when it is dead, however it died; at its first poll when it is dead already.
     async fn died(&self);
 
     /// Ends it and removes every trace. Doing so twice is no error.

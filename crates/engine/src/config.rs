@@ -1,6 +1,6 @@
 //! What an operator decides about sessions.
 
-use k8e_model::{Lifetime, Limits, RUN_TIMEOUT_DEFAULT};
+use k8e_model::{Lifetime, Limits, PoolSize, RUN_TIMEOUT_DEFAULT};
 use std::time::Duration;
 
 /// What an operator decides about sessions. The doors fill requests from it.
@@ -16,6 +16,8 @@ pub struct Config {
     pub sessions_per_owner_max: usize,
     /// What no session may ask beyond.
     pub limits_max: Limits,
+    /// How many sandboxes wait for a session, for each template and runtime.
+    pub pool: PoolSize,
     /// Commands that may run at once in one session.
     pub runs_per_session_max: usize,
     /// Of a run that does not say.
@@ -47,6 +49,8 @@ impl Default for Config {
                 pids: u32::MAX,
                 disk_bytes: u64::MAX,
             },
+            // Who wants sandboxes that nobody asked for says so.
+            pool: PoolSize::OFF,
             // With the file calls well under the guest's 512 connections.
             runs_per_session_max: 128,
             run_timeout: RUN_TIMEOUT_DEFAULT,

@@ -10,6 +10,7 @@ mod files;
 mod guest;
 mod history;
 mod live;
+mod pool;
 mod processes;
 mod recorder;
 mod run;
@@ -21,6 +22,7 @@ pub use files::{
     FileInfo, FileKind, FileLister, FileRange, FileReader, FileWriter, ListOptions, WriteOptions,
 };
 pub use k8e_store::{Event, EventPage, TranscriptPage};
+pub use pool::PoolStatus;
 pub use processes::Process;
 pub use run::{Run, RunEvent, RunInput, RunRequest, RunTarget};
 pub use sessions::{ListFilter, RuntimeStatus, ServerStatus, SessionView, Sessions};

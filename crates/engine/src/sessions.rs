@@ -8,9 +8,11 @@ mod recover;
 
 pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
 
-pub(crate) use create::Owned;
+pub(crate) use create::{Owned, greet};
+pub(crate) use destroy::remove;
 
 use crate::live::Live;
+use crate::pool::{self, Pools};
 use crate::recorder::{Recorder, now_ms};
 use crate::{Config, Error};
 use k8e_driver::{Driver, Probe};
@@ -45,6 +47,7 @@ pub(crate) struct Shared {
     drivers: Vec<Arc<dyn Driver>>,
     /// What each driver said last, so that no creation waits for a probe.
     probes: Mutex<Vec<Probe>>,
+    pub(crate) pools: Pools,
     started_at: UnixMillis,
     // Held for map operations only, never across an await: a std mutex is the fast one.
     index: Mutex<Index>,
@@ -52,13 +55,13 @@ pub(crate) struct Shared {
     expiry: Notify,
     stop: watch::Sender<bool>,
     /// Read by creations and destructions under way, written by shutdown.
-    work: Arc<RwLock<()>>,
+    pub(crate) work: Arc<RwLock<()>>,
     /// Held from shutdown on.
     closed: Mutex<Option<OwnedRwLockWriteGuard<()>>>,
     /// Held by who removes records of ended sessions.
     trimming: tokio::sync::Mutex<()>,
     /// To finish work from `drop`, where there may be no runtime to ask for.
-    runtime: Handle,
+    pub(crate) runtime: Handle,
 }
 
 /// Sessions that are not over.
@@ -79,15 +82,17 @@ struct StopOnDrop(Arc<Shared>);
 // === impl Sessions ===
 
 impl Sessions {
-    /// Recovers (adopts live sandboxes, ends dead ones, sweeps leftovers), then starts expiry.
+    /// Recovers (adopts live sandboxes, ends dead ones, sweeps leftovers), then starts expiry and
+    /// fills the pools.
     pub async fn start(
         config: Config,
         store: Store,
         drivers: Vec<Arc<dyn Driver>>,
     ) -> Result<Self, Error> {
-        let probes = drivers.iter().map(|driver| driver.probe()).collect();
+        let probes: Vec<Probe> = drivers.iter().map(|driver| driver.probe()).collect();
         let shared = Arc::new(Shared {
             recorder: Recorder::start(store.clone()),
+            pools: Pools::new(&config, &drivers, &probes),
             config,
             store,
             drivers,
@@ -103,6 +108,7 @@ impl Sessions {
         });
         shared.recover().await?;
         tokio::spawn(expire::expire(Arc::clone(&shared)));
+        pool::start(&shared);
         Ok(Self {
             _stop: Arc::new(StopOnDrop(Arc::clone(&shared))),
             shared,
@@ -114,16 +120,16 @@ impl Sessions {
         &self.shared.config
     }
 
-    /// Stops background tasks; live sandboxes stay alive and the next start finds them again.
+    /// Stops background tasks and empties the pools; sandboxes of sessions stay alive and the next
+    /// start finds them again.
     pub async fn shutdown(&self) {
         self.shared.stop.send_replace(true);
         // Kept: from now on nothing new begins.
-        match timeout(
-            SHUTDOWN_TIMEOUT,
-            Arc::clone(&self.shared.work).write_owned(),
-        )
-        .await
-        {
+        let closed = async {
+            let closed = Arc::clone(&self.shared.work).write_owned();
+            tokio::join!(closed, self.shared.pools.drain()).0
+        };
+        match timeout(SHUTDOWN_TIMEOUT, closed).await {
             Ok(closed) => {
                 *self
                     .shared
@@ -251,7 +257,7 @@ impl Shared {
     }
 
     /// Resolves at shutdown.
-    async fn stopped(&self) {
+    pub(crate) async fn stopped(&self) {
         // The sender is in self: it cannot be gone.
         self.stop.subscribe().wait_for(|stop| *stop).await.ok();
     }

@@ -198,6 +198,14 @@ impl Sandboxes for Service {
             .await
             .map(Response::new)
     }
+
+    async fn get_pools(
+        &self,
+        request: Request<v1::GetPoolsRequest>,
+    ) -> Answer<v1::GetPoolsResponse> {
+        principal(&request)?;
+        Ok(Response::new(sessions::pools(&self.sessions)))
+    }
 }
 
 /// What the engine says, to a client. Faults of ours are logged here, once.

@@ -6,8 +6,9 @@ use k8e_model::{
     UnixMillis,
 };
 use serde::{Deserialize, Serialize};
-use sqlx::Row as _;
-use sqlx::sqlite::SqliteRow;
+use sqlx::query::Query;
+use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use sqlx::{Row as _, Sqlite};
 use std::collections::HashSet;
 
 /// Rows of one listing: as many as a person or a script can use, few enough to hold.
@@ -43,6 +44,23 @@ impl Store {
     /// Writes a new record down. One of an ended session with the same id and owner is replaced, with
     /// all of its history; one of another owner is not: who asks must not learn even that it is over.
     pub async fn insert_session(&self, session: &Session) -> Result<(), StoreError> {
+        let spec = Spec {
+            template: session.template.clone(),
+            env: session.env.clone(),
+            labels: session.labels.clone(),
+            limits: session.limits,
+            lifetime: session.lifetime,
+        };
+        let spec = serde_json::to_string(&spec).map_err(|e| damaged(session.id.as_str(), &e))?;
+        // Nearly every name is new, and one statement is a transaction by itself.
+        match insert(session, &spec).execute(&self.shared.write).await {
+            Ok(_) => Ok(()),
+            Err(e) if is_taken(&e) => self.replace_session(session, &spec).await,
+            Err(e) => Err(self.sql("write a session")(e)),
+        }
+    }
+
+    async fn replace_session(&self, session: &Session, spec: &str) -> Result<(), StoreError> {
         let failed = || self.sql("write a session");
         let mut transaction = self
             .shared
@@ -58,38 +76,9 @@ impl Store {
         .fetch_optional(&mut *transaction)
         .await
         .map_err(failed())?;
-        let spec = Spec {
-            template: session.template.clone(),
-            env: session.env.clone(),
-            labels: session.labels.clone(),
-            limits: session.limits,
-            lifetime: session.lifetime,
-        };
-        let spec = serde_json::to_string(&spec).map_err(|e| damaged(session.id.as_str(), &e))?;
-        let insert = sqlx::query(
-            "INSERT INTO sessions (id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-        )
-        .bind(session.id.as_str())
-        .bind(&session.owner)
-        .bind(session.tenant.as_str())
-        .bind(session.phase.as_str())
-        .bind(&session.reason)
-        .bind(session.runtime.as_str())
-        .bind(session.sandbox.as_str())
-        .bind(session.created_at)
-        .bind(session.last_used)
-        .bind(spec)
-        .execute(&mut *transaction)
-        .await;
-        match insert {
+        match insert(session, spec).execute(&mut *transaction).await {
             Ok(_) => {}
-            Err(e)
-                if e.as_database_error()
-                    .is_some_and(|e| e.is_unique_violation()) =>
-            {
-                return Err(StoreError::Exists(session.id.to_string()));
-            }
+            Err(e) if is_taken(&e) => return Err(StoreError::Exists(session.id.to_string())),
             Err(e) => return Err(failed()(e)),
         }
         transaction.commit().await.map_err(failed())?;
@@ -232,6 +221,28 @@ impl Store {
         let names = rows.iter().filter_map(|row| row.try_get(0).ok());
         Ok(names.filter_map(|name: String| name.parse().ok()).collect())
     }
+}
+
+fn insert<'a>(session: &'a Session, spec: &'a str) -> Query<'a, Sqlite, SqliteArguments> {
+    sqlx::query(
+        "INSERT INTO sessions (id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+    )
+    .bind(session.id.as_str())
+    .bind(&session.owner)
+    .bind(session.tenant.as_str())
+    .bind(session.phase.as_str())
+    .bind(&session.reason)
+    .bind(session.runtime.as_str())
+    .bind(session.sandbox.as_str())
+    .bind(session.created_at)
+    .bind(session.last_used)
+    .bind(spec)
+}
+
+fn is_taken(error: &sqlx::Error) -> bool {
+    let error = error.as_database_error();
+    error.is_some_and(|error| error.is_unique_violation())
 }
 
 /// None when it is damaged, which is told here.

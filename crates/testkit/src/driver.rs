@@ -4,7 +4,7 @@ use crate::scripted::{self, Script};
 use crate::thread::GuestThread;
 use async_trait::async_trait;
 use k8e_driver::{Driver, DriverError, GuestAddress, Probe, Sandbox, SandboxSpec};
-use k8e_model::{LimitEvents, RuntimeKind, SandboxId};
+use k8e_model::{LimitEvents, Limits, RuntimeKind, SandboxId};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +27,9 @@ struct State {
     script: Option<Script>,
     probe: Option<Probe>,
     fail_next_launch: Option<String>,
+    launches_to_fail: usize,
+    launches_tried: usize,
+    fail_set_limits: bool,
     destroys_to_fail: usize,
     launch_delay: Duration,
     launched: usize,
@@ -39,6 +42,7 @@ struct FakeSandbox {
     socket: PathBuf,
     guest: Mutex<Option<GuestThread>>,
     died: watch::Sender<bool>,
+    limits: Mutex<Limits>,
     limit_events: Mutex<LimitEvents>,
 }
 
@@ -88,6 +92,16 @@ impl FakeDriver {
         self.0.state().fail_next_launch = Some(message.to_owned());
     }
 
+    /// Makes this many launches fail.
+    pub fn fail_launches(&self, times: usize) {
+        self.0.state().launches_to_fail = times;
+    }
+
+    /// Makes changing limits fail, or work again.
+    pub fn fail_set_limits(&self, fail: bool) {
+        self.0.state().fail_set_limits = fail;
+    }
+
     /// Makes this many destructions fail.
     pub fn fail_destroys(&self, times: usize) {
         self.0.state().destroys_to_fail = times;
@@ -120,6 +134,16 @@ impl FakeDriver {
         ) = events;
     }
 
+    /// What a sandbox may use.
+    pub fn limits(&self, id: &SandboxId) -> Limits {
+        let sandbox = self.0.state().sandboxes.get(id).cloned();
+        *lock(
+            &sandbox
+                .expect("a test asks for a sandbox that exists")
+                .limits,
+        )
+    }
+
     /// Sandboxes of which anything is left.
     pub fn sandboxes(&self) -> Vec<SandboxId> {
         self.0.state().sandboxes.keys().cloned().collect()
@@ -128,6 +152,11 @@ impl FakeDriver {
     /// How many were ever launched.
     pub fn launched(&self) -> usize {
         self.0.state().launched
+    }
+
+    /// How many launches there were, also those that failed.
+    pub fn launches_tried(&self) -> usize {
+        self.0.state().launches_tried
     }
 }
 
@@ -154,7 +183,13 @@ impl Driver for FakeDriver {
     async fn launch(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, DriverError> {
         let (delay, failure) = {
             let mut state = self.0.state();
-            (state.launch_delay, state.fail_next_launch.take())
+            state.launches_tried += 1;
+            let mut failure = state.fail_next_launch.take();
+            if state.launches_to_fail > 0 {
+                state.launches_to_fail -= 1;
+                failure = Some("the machine is on fire".to_owned());
+            }
+            (state.launch_delay, failure)
         };
         tokio::time::sleep(delay).await;
         if let Some(message) = failure {
@@ -176,6 +211,7 @@ impl Driver for FakeDriver {
             guest: Mutex::new(Some(guest.map_err(DriverError::step("start", "a guest"))?)),
             socket,
             died: watch::Sender::new(false),
+            limits: Mutex::new(spec.limits),
             limit_events: Mutex::default(),
         });
         let mut state = self.0.state();
@@ -248,6 +284,16 @@ impl Sandbox for Handle {
 
     fn limit_events(&self) -> LimitEvents {
         *lock(&self.sandbox.limit_events)
+    }
+
+    fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
+        if self.driver.state().fail_set_limits {
+            return Err(DriverError::Unusable(
+                "the control group is gone".to_owned(),
+            ));
+        }
+        *lock(&self.sandbox.limits) = *limits;
+        Ok(())
     }
 
     async fn died(&self) {

@@ -80,6 +80,8 @@ fn flags_of_the_server_that_cannot_work() {
         ),
         ("--default-pids", "1", &["pids", "out of range"]),
         ("--max-sessions", "0", &["1..=100000", "--help"]),
+        ("--pool-max", "5000", &["a pool of 5000", "1024"]),
+        ("--pool-min", "17", &["--pool-max"]),
         ("--run-timeout", "never", &["a run must end", "30s"]),
         ("--listen", "here", &["127.0.0.1:50051", "none"]),
         ("--log", "=,=", &["--log", "info"]),

@@ -487,6 +487,48 @@ pub struct GetEventsResponse {
     #[prost(bool, tag = "2")]
     pub truncated: bool,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetPoolsRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetPoolsResponse {
+    /// None when they are turned off.
+    #[prost(message, repeated, tag = "1")]
+    pub pools: ::prost::alloc::vec::Vec<Pool>,
+}
+/// Warm sandboxes of one template and runtime.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Pool {
+    #[prost(string, tag = "1")]
+    pub template: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub runtime: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub min: u32,
+    #[prost(uint32, tag = "4")]
+    pub max: u32,
+    /// How many it wants to have ready now, after what was claimed lately.
+    #[prost(uint32, tag = "5")]
+    pub target: u32,
+    #[prost(uint32, tag = "6")]
+    pub ready: u32,
+    /// Being launched.
+    #[prost(uint32, tag = "7")]
+    pub pending: u32,
+    /// Sessions made since the server started: with a warm sandbox, and with a new one because none
+    /// was ready or they asked for another disk.
+    #[prost(uint64, tag = "8")]
+    pub hits: u64,
+    #[prost(uint64, tag = "9")]
+    pub misses: u64,
+    /// From the request's admission to a session that can be used, of the last thousand hits.
+    #[prost(uint64, tag = "10")]
+    pub claim_p50_us: u64,
+    #[prost(uint64, tag = "11")]
+    pub claim_p99_us: u64,
+    /// Why the last launch failed.
+    #[prost(string, tag = "12")]
+    pub failure: ::prost::alloc::string::String,
+}
 /// Generated client implementations.
 pub mod sandboxes_client {
     #![allow(
@@ -943,6 +985,30 @@ pub mod sandboxes_client {
                 .insert(GrpcMethod::new("k8e.v1.Sandboxes", "GetEvents"));
             self.inner.unary(req, path, codec).await
         }
+        /// Sandboxes that wait for a session.
+        pub async fn get_pools(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetPoolsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetPoolsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/GetPools",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("k8e.v1.Sandboxes", "GetPools"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1064,6 +1130,14 @@ pub mod sandboxes_server {
             request: tonic::Request<super::GetEventsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetEventsResponse>,
+            tonic::Status,
+        >;
+        /// Sandboxes that wait for a session.
+        async fn get_pools(
+            &self,
+            request: tonic::Request<super::GetPoolsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetPoolsResponse>,
             tonic::Status,
         >;
     }
@@ -1849,6 +1923,51 @@ pub mod sandboxes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetEventsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/GetPools" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetPoolsSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::GetPoolsRequest>
+                    for GetPoolsSvc<T> {
+                        type Response = super::GetPoolsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetPoolsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::get_pools(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetPoolsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -15,6 +15,8 @@ pub(super) enum Subject {
     ForkExec,
     /// `true` under bubblewrap: the nearest thing people use.
     Bubblewrap,
+    /// A session with a sandbox that waited for it.
+    Claim,
     /// A new sandbox, to where it answers.
     Create,
     /// `true` in a live session.
@@ -29,11 +31,16 @@ pub(super) enum Subject {
 pub(super) struct Bench {
     client: Client,
     session_id: String,
+    /// A size that no pool has: who asks for it gets a new sandbox.
+    cold_disk_bytes: u64,
     cli: Vec<std::ffi::OsString>,
     subjects: Vec<Subject>,
 }
 
 const BWRAP: &str = "bwrap";
+
+/// Enough to be another size.
+const OTHER_DISK_BYTES: u64 = 16 * 1024 * 1024;
 
 // === impl Subject ===
 
@@ -42,6 +49,7 @@ impl Subject {
         match self {
             Self::ForkExec => "host fork+exec true",
             Self::Bubblewrap => "bubblewrap true",
+            Self::Claim => "create (warm)",
             Self::Create => "create (cold)",
             Self::Exec => "exec true, live session",
             Self::Fresh => "create+exec+destroy",
@@ -59,16 +67,31 @@ impl Bench {
         if host(&mut bubblewrap()).is_ok() {
             subjects.push(Subject::Bubblewrap);
         }
+        if !client
+            .get_pools(v1::GetPoolsRequest {})
+            .await?
+            .get_ref()
+            .pools
+            .is_empty()
+        {
+            subjects.push(Subject::Claim);
+        }
         subjects.extend([
             Subject::Create,
             Subject::Exec,
             Subject::Fresh,
             Subject::CliRun,
         ]);
-        let session_id = create(&mut client).await?;
+        let status = client
+            .get_status(v1::GetStatusRequest {})
+            .await?
+            .into_inner();
+        let disk_bytes = status.default_limits.unwrap_or_default().disk_bytes;
+        let session_id = create(&mut client, 0).await?;
         Ok(Self {
             client,
             session_id,
+            cold_disk_bytes: disk_bytes + OTHER_DISK_BYTES,
             cli: cli_line(globals)?,
             subjects,
         })
@@ -84,15 +107,17 @@ impl Bench {
         match subject {
             Subject::ForkExec => host(&mut Command::new("true"))?,
             Subject::Bubblewrap => host(&mut bubblewrap())?,
-            Subject::Create => {
-                let session_id = create(&mut self.client).await?;
+            Subject::Claim | Subject::Create => {
+                let cold = subject == Subject::Create;
+                let disk_bytes = if cold { self.cold_disk_bytes } else { 0 };
+                let session_id = create(&mut self.client, disk_bytes).await?;
                 let took = start.elapsed();
                 destroy(&mut self.client, session_id).await?;
                 return Ok(took);
             }
             Subject::Exec => exec_true(&mut self.client, self.session_id.clone()).await?,
             Subject::Fresh => {
-                let session_id = create(&mut self.client).await?;
+                let session_id = create(&mut self.client, 0).await?;
                 exec_true(&mut self.client, session_id.clone()).await?;
                 destroy(&mut self.client, session_id).await?;
             }
@@ -163,11 +188,16 @@ fn host(command: &mut Command) -> Result<(), Failure> {
     ))
 }
 
-async fn create(client: &mut Client) -> Result<String, Failure> {
+/// With a disk of that size; 0 is the server's default.
+async fn create(client: &mut Client, disk_bytes: u64) -> Result<String, Failure> {
     let request = v1::CreateSessionRequest {
         tenant: "bench".into(),
         // Interrupted, we leave no more than this behind.
         idle_timeout_s: 60,
+        limits: Some(v1::Limits {
+            disk_bytes,
+            ..Default::default()
+        }),
         ..Default::default()
     };
     Ok(client

@@ -166,16 +166,13 @@ impl Cgroup {
         self.set_limits(limits)
     }
 
-    fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
+    /// Also on one that has limits already.
+    pub(super) fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
         let quota = (u64::from(limits.cpu_millis) * CPU_PERIOD_US / 1000).to_string();
         let memory = limits.memory_bytes.to_string();
         match (self.version, self.dirs.as_slice()) {
             (Version::V1, [memory_dir, cpu, pids]) => {
-                put(memory_dir, "memory.limit_in_bytes", &memory)?;
-                // Absent on kernels that do not account swap.
-                if memory_dir.join("memory.memsw.limit_in_bytes").exists() {
-                    put(memory_dir, "memory.memsw.limit_in_bytes", &memory)?;
-                }
+                put_memory(memory_dir, &memory)?;
                 put(cpu, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
                 put(cpu, "cpu.cfs_quota_us", &quota)?;
                 put(pids, "pids.max", &limits.pids.to_string())
@@ -254,6 +251,21 @@ impl Cgroup {
         }
         Ok(())
     }
+}
+
+/// v1: memory, and memory with swap, which must never be the smaller of the two: going up it is first.
+fn put_memory(dir: &Path, memory: &str) -> Result<(), DriverError> {
+    const MEMORY: &str = "memory.limit_in_bytes";
+    const WITH_SWAP: &str = "memory.memsw.limit_in_bytes";
+    // Absent on kernels that do not account swap.
+    if !dir.join(WITH_SWAP).exists() {
+        return put(dir, MEMORY, memory);
+    }
+    if put(dir, MEMORY, memory).is_ok() {
+        return put(dir, WITH_SWAP, memory);
+    }
+    put(dir, WITH_SWAP, memory)?;
+    put(dir, MEMORY, memory)
 }
 
 fn put(dir: &Path, file: &str, value: &str) -> Result<(), DriverError> {

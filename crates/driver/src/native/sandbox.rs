@@ -5,7 +5,7 @@ use super::cgroup::Cgroup;
 use super::sys;
 use crate::{DriverError, GuestAddress, Sandbox};
 use async_trait::async_trait;
-use k8e_model::{LimitEvents, SandboxId};
+use k8e_model::{LimitEvents, Limits, SandboxId};
 use rustix::process::Signal;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -51,6 +51,13 @@ impl NativeSandbox {
             init,
         })
     }
+
+    /// Asks the kernel itself, in a microsecond.
+    fn is_over(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(self.init.get_ref(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
 }
 
 #[async_trait]
@@ -63,8 +70,15 @@ impl Sandbox for NativeSandbox {
         self.cgroup.limit_events()
     }
 
+    fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
+        self.cgroup.set_limits(limits)
+    }
+
     async fn died(&self) {
-        let _ = self.init.readable().await;
+        // Whoever asks for the first time must not have to wait for the reactor to look.
+        if !self.is_over() {
+            let _ = self.init.readable().await;
+        }
     }
 
     async fn destroy(&self) -> Result<(), DriverError> {

@@ -1,15 +1,20 @@
 //! Making a session: admit, write down, launch, greet the guest, make it findable.
 //!
+//! With a warm sandbox of a pool the launch and the greeting are over before anybody asks, and what
+//! is written down is a session that can be used.
+//!
 //! The record is written before the sandbox is launched and names it, so a crash at any point
-//! leaves nothing that recovery cannot find. The work runs in a task of its own: a caller that
+//! leaves nothing that recovery cannot find; a warm one that is not yet recorded is swept. The work runs in a task of its own: a caller that
 //! goes away interrupts nothing, and what it no longer wants is removed again.
 
-use super::{Sessions, Shared};
+use super::destroy::remove;
+use super::{Index, Sessions, Shared};
 use crate::error::chain;
 use crate::live::Live;
+use crate::pool::Claim;
 use crate::recorder::now_ms;
 use crate::{Error, SessionView};
-use k8e_driver::{Driver, Probe, SandboxSpec};
+use k8e_driver::{Driver, Probe, Sandbox, SandboxSpec};
 use k8e_model::{
     Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec,
 };
@@ -23,6 +28,14 @@ use tokio::time::timeout;
 /// A fresh guest answers in a millisecond; on a machine under load in a second.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Where a session's sandbox comes from.
+enum Origin {
+    /// It is there.
+    Warm(Claim),
+    /// It must be made.
+    Cold(Arc<dyn Driver>),
+}
+
 /// A session that somebody must keep: dropped, it is destroyed.
 pub(crate) struct Owned {
     shared: Arc<Shared>,
@@ -34,7 +47,8 @@ pub(crate) struct Owned {
 impl Sessions {
     /// Makes a session.
     ///
-    /// Flow: admit → record as creating → launch → greet → record as active.
+    /// Flow: admit → record as creating → launch → greet → record as active;
+    /// with a warm sandbox: admit → record as active.
     /// Guarantees: on failure, or when the returned future is dropped, no sandbox and no live session are left.
     pub async fn create(&self, who: &Principal, spec: SessionSpec) -> Result<SessionView, Error> {
         let live = self.make(who, spec).await?.keep();
@@ -46,11 +60,11 @@ impl Sessions {
         let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
             return Err(Error::Stopping);
         };
-        let (owned, driver) = self.shared.admit(who, spec)?;
+        let (owned, origin) = self.shared.admit(who, spec)?;
         let (done, made) = oneshot::channel();
         self.shared.runtime.spawn(async move {
             // Nobody there to take it: it comes back, is dropped, and so destroyed.
-            done.send(build(owned, driver, work).await).ok();
+            done.send(build(owned, origin, work).await).ok();
         });
         made.await.unwrap_or(Err(Error::Stopping))
     }
@@ -64,18 +78,26 @@ impl Shared {
         self: &Arc<Self>,
         who: &Principal,
         spec: SessionSpec,
-    ) -> Result<(Owned, Arc<dyn Driver>), Error> {
+    ) -> Result<(Owned, Origin), Error> {
         let driver = self.choose(spec.runtime)?;
         check_ceiling(&spec.limits, &self.config.limits_max)?;
+        let id = spec.id.unwrap_or_else(SessionId::random);
+        // Whoever is refused must not cost a warm sandbox.
+        self.has_place(&self.index(), &id, who)?;
+        let claimed = self
+            .pools
+            .claim(&spec.template, driver.kind(), &spec.limits);
         let now = now_ms();
         let record = Session {
-            id: spec.id.unwrap_or_else(SessionId::random),
+            id,
             owner: who.name().to_owned(),
             tenant: spec.tenant,
             phase: Phase::Creating,
             reason: String::new(),
             runtime: driver.kind(),
-            sandbox: SandboxId::random(),
+            sandbox: claimed
+                .as_ref()
+                .map_or_else(SandboxId::random, |claimed| claimed.id.clone()),
             template: spec.template,
             env: spec.env,
             labels: spec.labels,
@@ -86,29 +108,48 @@ impl Shared {
         };
         let live = Arc::new(Live::new(record));
         let mut index = self.index();
-        if index.sessions.contains_key(&live.record.id) {
-            return Err(Error::SessionExists(live.record.id.clone()));
+        if let Err(error) = self.has_place(&index, &live.record.id, who) {
+            drop(index);
+            // Somebody was quicker.
+            if let Some(claimed) = claimed {
+                claimed.discard();
+            }
+            return Err(error);
+        }
+        index
+            .sessions
+            .insert(live.record.id.clone(), Arc::clone(&live));
+        drop(index);
+        let origin = match claimed {
+            Some(claimed) => {
+                live.set_sandbox(claimed.sandbox);
+                Origin::Warm(claimed.claim)
+            }
+            None => Origin::Cold(driver),
+        };
+        let owned = Owned {
+            shared: Arc::clone(self),
+            live: Some(live),
+        };
+        Ok((owned, origin))
+    }
+
+    /// Whether there is room for a session of that name and owner.
+    fn has_place(&self, index: &Index, id: &SessionId, who: &Principal) -> Result<(), Error> {
+        if index.sessions.contains_key(id) {
+            return Err(Error::SessionExists(id.clone()));
         }
         let max = self.config.sessions_max;
         if index.sessions.len() >= max {
             return Err(Error::SessionsFull { max });
         }
         let max = self.config.sessions_per_owner_max;
-        let own = |other: &&Arc<Live>| other.record.owner == live.record.owner;
-        if index.sessions.values().filter(own).count() >= max {
+        let own = |other: &&Arc<Live>| other.record.owner == who.name();
+        // Counted only where it can matter: claims are quick, and sessions may be many.
+        if max < index.sessions.len() + 1 && index.sessions.values().filter(own).count() >= max {
             return Err(Error::OwnerFull { max });
         }
-        index
-            .sessions
-            .insert(live.record.id.clone(), Arc::clone(&live));
-        drop(index);
-        Ok((
-            Owned {
-                shared: Arc::clone(self),
-                live: Some(live),
-            },
-            driver,
-        ))
+        Ok(())
     }
 
     /// The driver that was asked for, or the first that works here.
@@ -192,18 +233,25 @@ fn check_ceiling(asked: &Limits, max: &Limits) -> Result<(), Error> {
 /// Does the work; on failure takes everything back and records why.
 async fn build(
     owned: Owned,
-    driver: Arc<dyn Driver>,
+    origin: Origin,
     work: OwnedRwLockReadGuard<()>,
 ) -> Result<Owned, Error> {
     let shared = Arc::clone(&owned.shared);
-    let built = match write_down(&shared, &owned.live().record).await {
-        Ok(()) => steps(&shared, owned.live(), driver).await,
-        Err(taken @ Error::SessionExists(_)) => {
-            shared.forget(&owned.keep(), &taken.to_string());
-            return Err(taken);
-        }
-        Err(error) => Err(error),
+    let live = owned.live();
+    let built = match origin {
+        Origin::Warm(claim) => warm(&shared, live, claim).await,
+        Origin::Cold(driver) => cold(&shared, live, driver).await,
     };
+    if let Err(taken @ Error::SessionExists(_)) = built {
+        let live = owned.keep();
+        shared.forget(&live, &taken.to_string());
+        if let Some(sandbox) = live.sandbox() {
+            remove(sandbox)
+                .await
+                .map_err(|e| Error::Destroy(chain(&e)))?;
+        }
+        return Err(taken);
+    }
     drop(work);
     let Err(error) = built else {
         return Ok(owned);
@@ -216,6 +264,40 @@ async fn build(
     }
 }
 
+/// A session with a sandbox that waited for it: all that is left to do is to write it down.
+async fn warm(shared: &Arc<Shared>, live: &Arc<Live>, claim: Claim) -> Result<(), Error> {
+    let active = Session {
+        phase: Phase::Active,
+        ..live.record.clone()
+    };
+    write_down(shared, &active).await?;
+    open(shared, live, "warm")?;
+    claim.served();
+    Ok(())
+}
+
+async fn cold(
+    shared: &Arc<Shared>,
+    live: &Arc<Live>,
+    driver: Arc<dyn Driver>,
+) -> Result<(), Error> {
+    let record = &live.record;
+    write_down(shared, record).await?;
+    let spec = SandboxSpec {
+        id: record.sandbox.clone(),
+        template: record.template.clone(),
+        limits: record.limits,
+    };
+    let sandbox: Arc<dyn Sandbox> = driver.launch(&spec).await.map_err(Error::Launch)?.into();
+    live.set_sandbox(Arc::clone(&sandbox));
+    greet(sandbox.as_ref()).await?;
+    shared
+        .store
+        .set_phase(&record.id, Phase::Active, "", now_ms())
+        .await?;
+    open(shared, live, "cold")
+}
+
 async fn write_down(shared: &Shared, record: &Session) -> Result<(), Error> {
     shared.store.insert_session(record).await.map_err(|e| {
         if matches!(e, StoreError::Exists(_)) {
@@ -226,37 +308,26 @@ async fn write_down(shared: &Shared, record: &Session) -> Result<(), Error> {
     })
 }
 
-async fn steps(
-    shared: &Arc<Shared>,
-    live: &Arc<Live>,
-    driver: Arc<dyn Driver>,
-) -> Result<(), Error> {
-    let record = &live.record;
-    let spec = SandboxSpec {
-        id: record.sandbox.clone(),
-        template: record.template.clone(),
-        limits: record.limits,
-    };
-    let sandbox: Arc<dyn k8e_driver::Sandbox> =
-        driver.launch(&spec).await.map_err(Error::Launch)?.into();
-    live.set_sandbox(Arc::clone(&sandbox));
+/// Asks a new sandbox's guest whether it is there.
+pub(crate) async fn greet(sandbox: &dyn Sandbox) -> Result<(), Error> {
     match timeout(HELLO_TIMEOUT, sandbox.guest().hello()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(e)) => return Err(Error::Hello(chain(&e))),
-        Err(_) => return Err(Error::Hello(format!("nothing came for {HELLO_TIMEOUT:?}"))),
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(e)) => Err(Error::Hello(chain(&e))),
+        Err(_) => Err(Error::Hello(format!("nothing came for {HELLO_TIMEOUT:?}"))),
     }
-    shared
-        .store
-        .set_phase(&record.id, Phase::Active, "", now_ms())
-        .await?;
+}
+
+/// From here on it can be used.
+fn open(shared: &Arc<Shared>, live: &Arc<Live>, start: &str) -> Result<(), Error> {
     if !live.activate() {
         return Err(live.gone());
     }
+    let record = &live.record;
     let (tenant, runtime) = (record.tenant.as_str(), record.runtime.as_str());
     shared.recorder.event(
         record,
         "created",
-        json!({ "tenant": tenant, "runtime": runtime }),
+        json!({ "tenant": tenant, "runtime": runtime, "start": start }),
     );
     shared.publish(live);
     Ok(())

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::error::chain;
 use crate::live::{Live, left_active};
 use crate::recorder::now_ms;
-use k8e_driver::DriverError;
+use k8e_driver::{DriverError, Sandbox};
 use k8e_model::{Phase, Principal, SessionId};
 use serde_json::json;
 use std::sync::Arc;
@@ -60,7 +60,10 @@ impl Shared {
         };
         let id = &live.record.id;
         self.record_phase(id, Phase::Terminating, &reason).await;
-        let failure = remove(live).await.err().map(|e| chain(&e));
+        let failure = match live.sandbox() {
+            Some(sandbox) => remove(sandbox).await.err().map(|e| chain(&e)),
+            None => None,
+        };
         if let Some(failure) = &failure {
             tracing::error!(session = %id, sandbox = %live.record.sandbox, failure, "removing a sandbox failed");
             reason = format!(
@@ -77,8 +80,8 @@ impl Shared {
         self.trim().await;
     }
 
-    /// Lets go of a session of which nothing was made and nothing written down: what is recorded
-    /// under its name is another's, and must not hear of it.
+    /// Lets go of a session of which nothing is written down: what is recorded under its name is
+    /// another's, and must not hear of it.
     pub(super) fn forget(&self, live: &Arc<Live>, reason: &str) {
         live.begin_end(reason);
         self.index().remove(live);
@@ -93,10 +96,8 @@ impl Shared {
     }
 }
 
-async fn remove(live: &Live) -> Result<(), DriverError> {
-    let Some(sandbox) = live.sandbox() else {
-        return Ok(());
-    };
+/// Destroys a sandbox, with some patience.
+pub(crate) async fn remove(sandbox: &Arc<dyn Sandbox>) -> Result<(), DriverError> {
     for pause in RETRY_PAUSES {
         if sandbox.destroy().await.is_ok() {
             return Ok(());

@@ -2,6 +2,7 @@
 
 use super::Sessions;
 use crate::Error;
+use crate::PoolStatus;
 use crate::live::Live;
 use k8e_driver::Probe;
 use k8e_model::{
@@ -91,6 +92,11 @@ impl Sessions {
             network: shared.config.network.clone(),
             started_at: shared.started_at,
         }
+    }
+
+    /// The pools of warm sandboxes.
+    pub fn pools(&self) -> Vec<PoolStatus> {
+        self.shared.pools.status()
     }
 
     /// A session, also for a while after it ended.

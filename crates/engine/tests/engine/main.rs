@@ -10,6 +10,7 @@ mod files;
 mod history;
 mod hostile;
 mod lifecycle;
+mod pool;
 mod recovery;
 mod run;
 mod tenants;

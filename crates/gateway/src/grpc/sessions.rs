@@ -1,8 +1,8 @@
-//! Sessions, the server's status, and processes.
+//! Sessions, the server's status and pools, and processes.
 
 use super::{engine_status, model_status};
 use k8e_api::{convert, v1};
-use k8e_engine::{ListFilter, SessionView, Sessions};
+use k8e_engine::{ListFilter, PoolStatus, SessionView, Sessions};
 use k8e_model::Principal;
 use tonic::Status;
 
@@ -25,6 +25,12 @@ pub(super) fn status(sessions: &Sessions) -> v1::Status {
         sessions_max: u32::try_from(status.max).unwrap_or(u32::MAX),
         network: status.network,
         started_at_unix_ms: status.started_at,
+    }
+}
+
+pub(super) fn pools(sessions: &Sessions) -> v1::GetPoolsResponse {
+    v1::GetPoolsResponse {
+        pools: sessions.pools().into_iter().map(pool).collect(),
     }
 }
 
@@ -100,6 +106,24 @@ pub(super) async fn processes(
     Ok(v1::ListProcessesResponse {
         processes: processes.collect(),
     })
+}
+
+fn pool(pool: PoolStatus) -> v1::Pool {
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    v1::Pool {
+        template: pool.template.to_string(),
+        runtime: pool.runtime.to_string(),
+        min: count(pool.size.min()),
+        max: count(pool.size.max()),
+        target: count(pool.target),
+        ready: count(pool.ready),
+        pending: count(pool.pending),
+        hits: pool.hits,
+        misses: pool.misses,
+        claim_p50_us: pool.claim_p50_us,
+        claim_p99_us: pool.claim_p99_us,
+        failure: pool.failure,
+    }
 }
 
 fn session(view: SessionView) -> v1::Session {

@@ -6,7 +6,7 @@ use clap::Args;
 use k8e_cli::Globals;
 use k8e_cli::units::{self, Span};
 use k8e_gateway::Tcp;
-use k8e_model::{Lifetime, Limits};
+use k8e_model::{Lifetime, Limits, PoolSize};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,6 +14,9 @@ use std::time::Duration;
 /// K8E's port, on loopback: who wants more says so.
 const LISTEN_DEFAULT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
+
+/// One for who comes next and one for who comes right after. --pool-max can make it less.
+const POOL_MIN_DEFAULT: u32 = 2;
 
 /// Whose members may use the socket.
 const SOCKET_GROUP: &str = "k8e";
@@ -98,6 +101,14 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     max_sessions_per_owner: Option<u32>,
 
+    /// Sandboxes that are kept ready for sessions to come, for each runtime [default: 2]
+    #[arg(long, value_name = "N")]
+    pool_min: Option<u32>,
+
+    /// Sandboxes that are kept ready when many are asked for; 0 keeps none
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pool_max: u32,
+
     /// What to log, as in `info` or `k8e_engine=debug`
     #[arg(long, default_value = "info", env = "K8E_LOG", value_name = "FILTER")]
     pub(super) log: String,
@@ -133,6 +144,8 @@ impl ServerArgs {
         limits.check().map_err(Error::Limits)?;
         let limits_max = self.limits_max();
         let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+        let pool_min = self.pool_min.unwrap_or(POOL_MIN_DEFAULT.min(self.pool_max));
+        let pool = PoolSize::new(count(pool_min), count(self.pool_max)).map_err(Error::Pool)?;
         let ttl = self.default_ttl.into_option();
         let idle = self.default_idle_timeout.into_option();
         let tcp = match self.listen {
@@ -152,6 +165,7 @@ impl ServerArgs {
                 limits,
                 lifetime: Lifetime { ttl, idle },
                 limits_max,
+                pool,
                 sessions_max: count(self.max_sessions),
                 sessions_per_owner_max: count(
                     self.max_sessions_per_owner.unwrap_or(self.max_sessions),

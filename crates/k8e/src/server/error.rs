@@ -16,6 +16,8 @@ pub(crate) enum Error {
     Log { filter: String },
     #[error("the default limits cannot work")]
     Limits(#[source] k8e_model::Error),
+    #[error(transparent)]
+    Pool(k8e_model::Error),
     #[error("cannot {operation} the data directory {}: choose one that root can write, with --data-dir", path.display())]
     DataDir {
         operation: &'static str,

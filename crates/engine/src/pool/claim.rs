@@ -1,0 +1,128 @@
+//! Taking a warm sandbox out of its pool. Nothing here waits.
+
+use super::{Pool, Pools, State, Warm};
+use crate::error::chain;
+use futures::FutureExt as _;
+use k8e_driver::Sandbox;
+use k8e_model::{Limits, RuntimeKind, SandboxId, Template};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// A sandbox that is no longer its pool's: it is for a session, or to be discarded.
+pub(crate) struct Claimed {
+    pub(crate) id: SandboxId,
+    pub(crate) sandbox: Arc<dyn Sandbox>,
+    pub(crate) claim: Claim,
+}
+
+/// A claim under way. Its end, however it ends, has the pool refilled: not earlier, for a launch
+/// would take the CPU from whoever waits for the session.
+pub(crate) struct Claim {
+    pool: Arc<Pool>,
+    since: Instant,
+}
+
+// === impl Pools ===
+
+impl Pools {
+    /// A warm sandbox for a session that asks for this, alive and with these limits; none when the
+    /// session needs a new one.
+    pub(crate) fn claim(
+        &self,
+        template: &Template,
+        runtime: RuntimeKind,
+        limits: &Limits,
+    ) -> Option<Claimed> {
+        let fits = |pool: &&Arc<Pool>| pool.template == *template && pool.driver.kind() == runtime;
+        self.0.iter().find(fits)?.claim(limits)
+    }
+}
+
+// === impl Pool ===
+
+impl Pool {
+    fn claim(self: &Arc<Self>, limits: &Limits) -> Option<Claimed> {
+        let claim = Claim {
+            pool: Arc::clone(self),
+            since: Instant::now(),
+        };
+        if limits.disk_bytes != self.limits.disk_bytes {
+            // A disk is made with its sandbox. How many want another does not say how many want this.
+            self.state().misses += 1;
+            return None;
+        }
+        let mut state = self.state();
+        state.demand = self.size.claimed(state.fade(claim.since));
+        while let Some(warm) = state.take_living() {
+            drop(state);
+            match self.bind(&warm, limits) {
+                Ok(()) => {
+                    return Some(Claimed {
+                        id: warm.id.clone(),
+                        sandbox: Arc::clone(&warm.sandbox),
+                        claim,
+                    });
+                }
+                Err(failure) => {
+                    tracing::warn!(sandbox = %warm.id, failure, "a warm sandbox cannot be used");
+                    self.doom(&warm.sandbox);
+                }
+            }
+            state = self.state();
+        }
+        state.misses += 1;
+        None
+    }
+
+    /// Gives it the limits that its session asks for.
+    fn bind(&self, warm: &Warm, limits: &Limits) -> Result<(), String> {
+        // Most sessions ask for nothing special, and that is what it was launched with.
+        if *limits == self.limits {
+            return Ok(());
+        }
+        warm.sandbox.set_limits(limits).map_err(|e| chain(&e))
+    }
+
+    /// Has it destroyed.
+    fn doom(&self, sandbox: &Arc<dyn Sandbox>) {
+        self.state().doomed.push(Arc::clone(sandbox));
+        self.wake.notify_one();
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// The one that waited longest. One that just died is left to its watcher, who removes it.
+    fn take_living(&mut self) -> Option<Warm> {
+        let lives = |warm: &Warm| warm.sandbox.died().now_or_never().is_none();
+        let first = self.ready.iter().position(lives)?;
+        self.ready.remove(first)
+    }
+}
+
+// === impl Claimed ===
+
+impl Claimed {
+    /// There is no session for it after all.
+    pub(crate) fn discard(self) {
+        self.claim.pool.doom(&self.sandbox);
+    }
+}
+
+// === impl Claim ===
+
+impl Claim {
+    /// The session is there.
+    pub(crate) fn served(self) {
+        let mut state = self.pool.state();
+        state.hits += 1;
+        state.latencies.add(self.since.elapsed());
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.pool.wake.notify_one();
+    }
+}

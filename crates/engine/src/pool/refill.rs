@@ -1,0 +1,234 @@
+//! Keeping pools at the size that the model's rule wants, behind the backs of those who claim.
+
+use super::machine::Machine;
+use super::{Pool, Pools, Warm};
+use crate::error::chain;
+use crate::sessions::{Shared, greet, remove};
+use futures::StreamExt as _;
+use k8e_driver::{Sandbox, SandboxSpec};
+use k8e_model::{PoolState, SandboxId, Spare};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// How often a pool is looked at with nobody claiming: demand fades, memory comes and goes.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// After a failed launch, doubled with each.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Sandboxes that are destroyed at once when pools are emptied.
+const DESTROYED_AT_ONCE: usize = 16;
+
+/// A launch under way, counted until it is dropped.
+struct Pending(Arc<Pool>);
+
+/// What to do for a pool now, and when to look again.
+struct Step {
+    start: usize,
+    doomed: Vec<Arc<dyn Sandbox>>,
+    again_at: Instant,
+}
+
+/// Begins to fill all pools. After recovery: what it sweeps must not be ours.
+pub(crate) fn start(shared: &Arc<Shared>) {
+    for pool in &shared.pools.0 {
+        let task = refill(Arc::clone(pool), Arc::clone(shared));
+        shared.runtime.spawn(task);
+    }
+}
+
+/// Runs until shutdown.
+async fn refill(pool: Arc<Pool>, shared: Arc<Shared>) {
+    let mut machine = Machine::default();
+    loop {
+        let step = pool.step(machine.spare());
+        for _ in 0..step.start {
+            let task = launch(Pending(Arc::clone(&pool)), Arc::clone(&shared));
+            shared.runtime.spawn(task);
+        }
+        for sandbox in step.doomed {
+            let shared = Arc::clone(&shared);
+            pool_task(&shared, async move { discard(&sandbox).await });
+        }
+        tokio::select! {
+            () = shared.stopped() => return,
+            () = pool.wake.notified() => {}
+            () = sleep_until(step.again_at) => {}
+        }
+    }
+}
+
+/// Spawns work that shutdown waits for. When that has begun already, it is the next start's to do.
+fn pool_task(shared: &Arc<Shared>, task: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(work) = Arc::clone(&shared.work).try_read_owned() {
+        shared.runtime.spawn(async move {
+            task.await;
+            drop(work);
+        });
+    }
+}
+
+async fn launch(pending: Pending, shared: Arc<Shared>) {
+    let Ok(_work) = Arc::clone(&shared.work).try_read_owned() else {
+        return;
+    };
+    let pool = &pending.0;
+    let id = SandboxId::random();
+    match pool.launch(&id).await {
+        Ok(sandbox) => {
+            let watcher = shared
+                .runtime
+                .spawn(watch(Arc::clone(pool), id.clone(), Arc::clone(&sandbox)))
+                .abort_handle();
+            let warm = Warm {
+                id,
+                sandbox,
+                watcher,
+            };
+            if let Err(unwanted) = pool.put(warm) {
+                discard(&unwanted.sandbox).await;
+            }
+        }
+        Err(failure) => pool.failed(&failure, 1),
+    }
+}
+
+/// Takes a sandbox that died out of its pool.
+async fn watch(pool: Arc<Pool>, id: SandboxId, sandbox: Arc<dyn Sandbox>) {
+    sandbox.died().await;
+    pool.lose(&id);
+}
+
+async fn discard(sandbox: &Arc<dyn Sandbox>) {
+    if let Err(e) = remove(sandbox).await {
+        tracing::warn!(
+            error = chain(&e),
+            "a warm sandbox cannot be removed: the next start tries again"
+        );
+    }
+}
+
+// === impl Pools ===
+
+impl Pools {
+    /// Closes all pools and destroys what waits in them: it is nobody's.
+    pub(crate) async fn drain(&self) {
+        let mut left = Vec::new();
+        for pool in &self.0 {
+            let mut state = pool.state();
+            state.closed = true;
+            left.append(&mut state.doomed);
+            let ready = state.ready.drain(..);
+            left.extend(ready.map(|warm| Arc::clone(&warm.sandbox)));
+        }
+        futures::stream::iter(&left)
+            .for_each_concurrent(DESTROYED_AT_ONCE, discard)
+            .await;
+    }
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// Decides, and counts what is to be started as pending.
+    fn step(&self, spare: Spare) -> Step {
+        let now = Instant::now();
+        let mut state = self.state();
+        let mut plan = self.size.plan(&PoolState {
+            ready: state.ready.len(),
+            pending: state.pending,
+            demand: state.fade(now),
+            spare,
+        });
+        let mut again_at = now + LOOK_EVERY;
+        if let Some(retry_at) = state.retry_at.filter(|at| *at > now) {
+            plan.start = 0;
+            again_at = again_at.min(retry_at);
+        }
+        if state.closed {
+            plan.start = 0;
+        }
+        state.pending += plan.start;
+        let stopped: Vec<_> = state.ready.drain(..plan.stop).collect();
+        let mut doomed = std::mem::take(&mut state.doomed);
+        doomed.extend(stopped.iter().map(|warm| Arc::clone(&warm.sandbox)));
+        Step {
+            start: plan.start,
+            doomed,
+            again_at,
+        }
+    }
+
+    /// A sandbox whose guest has answered.
+    async fn launch(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>, String> {
+        let spec = SandboxSpec {
+            id: id.clone(),
+            template: self.template.clone(),
+            limits: self.limits,
+        };
+        let launched = self.driver.launch(&spec).await;
+        let sandbox: Arc<dyn Sandbox> = launched.map_err(|e| chain(&e))?.into();
+        match greet(sandbox.as_ref()).await {
+            Ok(()) => Ok(sandbox),
+            Err(e) => {
+                discard(&sandbox).await;
+                Err(e.to_string())
+            }
+        }
+    }
+
+    /// Adds one; gives it back when the pool is closed.
+    fn put(&self, warm: Warm) -> Result<(), Warm> {
+        let mut state = self.state();
+        if state.closed {
+            return Err(warm);
+        }
+        state.ready.push_back(warm);
+        // Not all at once: what dies soon after it was launched must not be launched in a loop.
+        state.failures = state.failures.saturating_sub(1);
+        state.retry_at = None;
+        state.failure.clear();
+        Ok(())
+    }
+
+    /// One died before it was claimed.
+    fn lose(&self, id: &SandboxId) {
+        let lost = {
+            let mut state = self.state();
+            let place = state.ready.iter().position(|warm| warm.id == *id);
+            let lost = place.and_then(|place| state.ready.remove(place));
+            if let Some(warm) = &lost {
+                state.doomed.push(Arc::clone(&warm.sandbox));
+            }
+            lost.is_some()
+        };
+        if lost {
+            // Worse than a launch that fails: that one would be told first.
+            self.failed("a warm sandbox died", 2);
+            self.wake.notify_one();
+        }
+    }
+
+    fn failed(&self, failure: &str, weight: u32) {
+        let mut state = self.state();
+        if state.failures == 0 {
+            tracing::warn!(runtime = %self.driver.kind(), failure, "a warm sandbox is missing: trying again");
+        }
+        state.failures = state.failures.saturating_add(weight);
+        failure.clone_into(&mut state.failure);
+        let doubled = 2u32.saturating_pow(state.failures - 1);
+        let pause = RETRY_FIRST.saturating_mul(doubled).min(RETRY_MAX);
+        state.retry_at = Some(Instant::now() + pause);
+    }
+}
+
+// === impl Pending ===
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.state().pending -= 1;
+        self.0.wake.notify_one();
+    }
+}
