@@ -35,7 +35,7 @@ mod reaper;
 mod sys;
 mod users;
 
-pub use sys::inherited_listener;
+pub use sys::{inherited_listener, self_test};
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

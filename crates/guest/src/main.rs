@@ -1,20 +1,37 @@
-//! PID 1 of a sandbox. Takes the listening socket at descriptor 3, serves, reaps. No arguments,
-//! no environment, nothing to print to.
+//! PID 1 of a sandbox. Serves and reaps. No environment, nothing to print to.
+//!
+//! | arguments | |
+//! |---|---|
+//! | none | takes the listening socket at descriptor 3 |
+//! | `--listen PATH` | binds its own, where the sandbox's kernel cannot take one from outside (gVisor) |
+//! | `--self-test` | makes a process and reaps it; how that went is the exit code |
 
 use k8e_guest::Config;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::net::UnixListener as StdListener;
 use std::process::ExitCode;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
-    match run() {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn run() -> std::io::Result<()> {
-    let listener = std::os::unix::net::UnixListener::from(k8e_guest::inherited_listener()?);
+fn run(args: &[OsString]) -> io::Result<()> {
+    match args {
+        [] => serve(k8e_guest::inherited_listener()?.into()),
+        [option, path] if option == "--listen" => serve(StdListener::bind(path)?),
+        [option] if option == "--self-test" => k8e_guest::self_test(),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+fn serve(listener: StdListener) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     // What `ps` shows; else it is the name of the memory file we are executed from.
     let _ = rustix::thread::set_name(c"k8e-guest");

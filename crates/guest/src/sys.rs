@@ -23,6 +23,9 @@ const LISTENER_FD: RawFd = 3;
 /// have open: 512 connections with less than 16 descriptors each.
 pub(crate) const FDS_MAX: u32 = 8192;
 
+/// The highest descriptor there can be. Not the highest unsigned number, which gVisor takes as -1.
+const LAST_FD: u32 = i32::MAX.unsigned_abs();
+
 /// Stack of the command between `clone` and `execve`; it makes a dozen shallow calls.
 const STACK_BYTES: usize = 32 * 1024;
 
@@ -297,6 +300,24 @@ pub fn inherited_listener() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(LISTENER_FD) })
 }
 
+/// Makes a process and reaps it: the least a kernel must be able to do.
+pub fn self_test() -> io::Result<()> {
+    let mut status = -1;
+    // SAFETY: the child only ends; `status` is valid for writes.
+    unsafe {
+        match libc::fork() {
+            0 => exit(),
+            pid if pid > 0 && libc::waitpid(pid, &mut status, 0) == pid => {}
+            _ => return Err(io::Error::last_os_error()),
+        }
+    }
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::other("the process did not end as it should"))
+    }
+}
+
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings
         .iter()
@@ -323,7 +344,7 @@ fn supervise(command: &mut Command<'_>) -> ! {
         libc::dup2(plan.stdout.as_raw_fd(), 1);
         libc::dup2(plan.stderr.as_raw_fd(), 2);
         libc::dup3(plan.report.as_raw_fd(), REPORT_FD, libc::O_CLOEXEC);
-        close_from(4, u32::MAX);
+        close_from(4, LAST_FD);
     }
     let pid = start(command);
     // SAFETY: closes our copies of the command's standard streams, so that their other ends see

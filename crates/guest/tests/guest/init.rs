@@ -104,3 +104,31 @@ fn without_a_listener_it_does_not_start() {
         .unwrap();
     assert_eq!(guest.code(), Some(1));
 }
+
+#[test]
+fn it_binds_where_it_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("guest.sock");
+    let child = Command::new(env!("CARGO_BIN_EXE_k8e-guest"))
+        .arg("--listen")
+        .arg(&path)
+        .spawn();
+    let _guest = Init(child.unwrap());
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while std::os::unix::net::UnixStream::connect(&path).is_err() {
+        assert!(std::time::Instant::now() < deadline, "nobody listens");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn it_can_test_whether_processes_can_be_made() {
+    let run = |args: &[&str]| {
+        let status = Command::new(env!("CARGO_BIN_EXE_k8e-guest"))
+            .args(args)
+            .status();
+        status.unwrap().success()
+    };
+    assert!(run(&["--self-test"]));
+    assert!(!run(&["--nonsense"]));
+}
