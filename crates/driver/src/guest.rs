@@ -3,7 +3,8 @@
 use k8e_wire::proto::{Hello, reply, request};
 use k8e_wire::{HostEnd, PROTOCOL, WireError};
 use std::io;
-use std::path::PathBuf;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
@@ -42,10 +43,20 @@ impl GuestAddress {
     }
 }
 
+async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    let (_dir, short) = short(path)?;
+    UnixStream::connect(short).await
+}
+
+/// Whether somebody takes connections there.
+pub(crate) fn is_listening(path: &Path) -> io::Result<()> {
+    let (_dir, short) = short(path)?;
+    std::os::unix::net::UnixStream::connect(short).map(drop)
+}
+
 /// A socket's address holds 107 bytes; a data directory may be deeper. Going through the
 /// directory's descriptor keeps the address short whatever the path.
-async fn connect_unix(path: &std::path::Path) -> io::Result<UnixStream> {
-    use std::os::fd::AsRawFd as _;
+fn short(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
@@ -55,5 +66,5 @@ async fn connect_unix(path: &std::path::Path) -> io::Result<UnixStream> {
         rustix::fs::Mode::empty(),
     )?;
     let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
-    UnixStream::connect(short).await
+    Ok((dir, short))
 }

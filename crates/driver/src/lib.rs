@@ -7,10 +7,15 @@
 
 mod error;
 mod guest;
-pub mod native;
+mod gvisor;
+mod local;
+mod native;
 
 pub use error::DriverError;
 pub use guest::GuestAddress;
+pub use gvisor::{GvisorDriver, Platform};
+pub use local::{Config as MachineConfig, LAUNCHER_ARG, Machine, launcher_main};
+pub use native::NativeDriver;
 
 use async_trait::async_trait;
 use k8e_model::{LimitEvents, Limits, RuntimeKind, SandboxId, Template};

@@ -3,7 +3,7 @@
 mod server;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use k8e_driver::native::{LAUNCHER_ARG, launcher_main};
+use k8e_driver::{LAUNCHER_ARG, launcher_main};
 use std::ffi::OsString;
 use std::process::ExitCode;
 

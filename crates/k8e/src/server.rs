@@ -7,14 +7,14 @@ mod data_dir;
 mod error;
 mod lock;
 mod process;
+mod runtimes;
 
 pub(crate) use args::{LONG_ABOUT, ServerArgs};
 
 use data_dir::DataDir;
 use error::Error;
 use k8e_cli::Globals;
-use k8e_driver::Driver;
-use k8e_driver::native::{self, NativeDriver};
+use k8e_driver::{Driver, Machine, MachineConfig};
 use k8e_engine::Sessions;
 use k8e_gateway::Gateway;
 use k8e_store::Store;
@@ -51,7 +51,7 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
         .map_err(|source| data_dir.failed("lock", source))?;
 
     // Before the runtime: the launcher must be forked while there is one thread.
-    let driver = NativeDriver::start(native::Config {
+    let machine = Machine::start(MachineConfig {
         data_dir: data_dir.path().to_owned(),
         guest: GUEST.to_vec(),
         launcher: PathBuf::from("/proc/self/exe"),
@@ -59,6 +59,7 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
         memory_disks: config.memory_disks,
     })
     .map_err(Error::Driver)?;
+    let drivers = runtimes::start(&machine, &config)?;
     // After the launcher: sandboxes shall not have our number of descriptors.
     process::raise_descriptor_limit();
 
@@ -66,7 +67,7 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(Error::Runtime)?;
-    let result = runtime.block_on(serve_until_signal(config, &data_dir, Arc::new(driver)));
+    let result = runtime.block_on(serve_until_signal(config, &data_dir, drivers));
     runtime.shutdown_timeout(RUNTIME_SHUTDOWN_WITHIN);
     result
 }
@@ -74,13 +75,13 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
 async fn serve_until_signal(
     config: args::Config,
     data_dir: &DataDir,
-    driver: Arc<dyn Driver>,
+    drivers: Vec<Arc<dyn Driver>>,
 ) -> Result<(), Error> {
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
 
     let store = Store::open(data_dir.path()).await.map_err(Error::Store)?;
-    let sessions = Sessions::start(config.engine, store, vec![driver])
+    let sessions = Sessions::start(config.engine, store, drivers)
         .await
         .map_err(Error::Engine)?;
     let socket = config.gateway.socket.clone();

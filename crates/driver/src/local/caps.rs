@@ -4,26 +4,36 @@
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// Kept: change owners and modes, switch users, signal, chroot, bind low ports.
-const KEPT: CapabilitySet = CapabilitySet::CHOWN
-    .union(CapabilitySet::DAC_OVERRIDE)
-    .union(CapabilitySet::FOWNER)
-    .union(CapabilitySet::FSETID)
-    .union(CapabilitySet::KILL)
-    .union(CapabilitySet::SETGID)
-    .union(CapabilitySet::SETUID)
-    .union(CapabilitySet::SETPCAP)
-    .union(CapabilitySet::SETFCAP)
-    .union(CapabilitySet::NET_BIND_SERVICE)
-    .union(CapabilitySet::SYS_CHROOT);
+const KEPT: [(&str, CapabilitySet); 11] = [
+    ("CAP_CHOWN", CapabilitySet::CHOWN),
+    ("CAP_DAC_OVERRIDE", CapabilitySet::DAC_OVERRIDE),
+    ("CAP_FOWNER", CapabilitySet::FOWNER),
+    ("CAP_FSETID", CapabilitySet::FSETID),
+    ("CAP_KILL", CapabilitySet::KILL),
+    ("CAP_SETGID", CapabilitySet::SETGID),
+    ("CAP_SETUID", CapabilitySet::SETUID),
+    ("CAP_SETPCAP", CapabilitySet::SETPCAP),
+    ("CAP_SETFCAP", CapabilitySet::SETFCAP),
+    ("CAP_NET_BIND_SERVICE", CapabilitySet::NET_BIND_SERVICE),
+    ("CAP_SYS_CHROOT", CapabilitySet::SYS_CHROOT),
+];
 
 /// The highest capability a kernel may know; asking for one it does not know is an error we pass over.
 const CAPABILITIES_MAX: u32 = 63;
 
+/// Their names.
+pub(crate) fn kept_names() -> [&'static str; KEPT.len()] {
+    KEPT.map(|(name, _)| name)
+}
+
 /// Drops all others for good: from the bounding set, so that no exec brings them back.
-pub(super) fn drop_most() -> rustix::io::Result<()> {
+pub(crate) fn drop_most() -> rustix::io::Result<()> {
+    let kept = KEPT
+        .iter()
+        .fold(CapabilitySet::empty(), |all, (_, one)| all | *one);
     for bit in 0..=CAPABILITIES_MAX {
         let one = CapabilitySet::from_bits_retain(1 << bit);
-        if KEPT.contains(one) {
+        if kept.contains(one) {
             continue;
         }
         match rustix::thread::remove_capability_from_bounding_set(one) {
@@ -33,8 +43,8 @@ pub(super) fn drop_most() -> rustix::io::Result<()> {
         }
     }
     let sets = CapabilitySets {
-        effective: KEPT,
-        permitted: KEPT,
+        effective: kept,
+        permitted: kept,
         inheritable: CapabilitySet::empty(),
     };
     rustix::thread::set_capabilities(None, sets)

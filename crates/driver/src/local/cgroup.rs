@@ -25,7 +25,7 @@ const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
 /// Where this machine's control groups are, and ours among them.
 #[derive(Clone, Debug)]
-pub(super) struct Cgroups {
+pub(crate) struct Cgroups {
     version: Version,
     /// v1: one for each controller, in the order of CONTROLLERS. v2: one.
     parents: Vec<PathBuf>,
@@ -40,7 +40,7 @@ enum Version {
 /// How to get into a group without the kernel's lock over all processes, for which it may wait
 /// twenty milliseconds: not through `cgroup.procs`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Join {
+pub(crate) enum Join {
     /// v1: a single-threaded process writes 0 to each of these.
     Write(Vec<PathBuf>),
     /// v2: a process is born in this directory's group.
@@ -49,16 +49,31 @@ pub(super) enum Join {
 
 /// One sandbox's group.
 #[derive(Clone, Debug)]
-pub(super) struct Cgroup {
+pub(crate) struct Cgroup {
     version: Version,
     dirs: Vec<PathBuf>,
+}
+
+// === impl Join ===
+
+impl Join {
+    /// Enters, where a process is not born in it.
+    pub(crate) fn enter(&self) -> Result<(), DriverError> {
+        let Self::Write(files) = self else {
+            return Ok(());
+        };
+        for file in files {
+            fs::write(file, "0").map_err(DriverError::step("join", file.display().to_string()))?;
+        }
+        Ok(())
+    }
 }
 
 // === impl Cgroups ===
 
 impl Cgroups {
     /// Finds the hierarchies and makes our group in each. `name` is unique to the data directory.
-    pub(super) fn open(name: &str) -> Result<Self, DriverError> {
+    pub(crate) fn open(name: &str) -> Result<Self, DriverError> {
         let mounts = fs::read_to_string("/proc/self/mounts")
             .map_err(DriverError::step("read", "/proc/self/mounts"))?;
         let (version, roots) = find(&mounts).ok_or_else(|| {
@@ -84,7 +99,7 @@ impl Cgroups {
     }
 
     /// The group of one sandbox, whether it exists or not.
-    pub(super) fn group(&self, id: &SandboxId) -> Cgroup {
+    pub(crate) fn group(&self, id: &SandboxId) -> Cgroup {
         Cgroup {
             version: self.version,
             dirs: self
@@ -96,7 +111,7 @@ impl Cgroups {
     }
 
     /// The sandboxes that have a group.
-    pub(super) fn ids(&self) -> Vec<SandboxId> {
+    pub(crate) fn ids(&self) -> Vec<SandboxId> {
         let mut ids: Vec<SandboxId> = Vec::new();
         for parent in &self.parents {
             let Ok(entries) = fs::read_dir(parent) else {
@@ -113,7 +128,7 @@ impl Cgroups {
     }
 
     /// Removes our own group, when no sandbox is left in it.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         for parent in &self.parents {
             let _ = fs::remove_dir(parent);
         }
@@ -156,7 +171,7 @@ fn find(mounts: &str) -> Option<(Version, Vec<PathBuf>)> {
 
 impl Cgroup {
     /// Makes it with its limits.
-    pub(super) fn create(&self, limits: &Limits) -> Result<(), DriverError> {
+    pub(crate) fn create(&self, limits: &Limits) -> Result<(), DriverError> {
         for dir in &self.dirs {
             match fs::create_dir(dir) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -190,15 +205,21 @@ impl Cgroup {
     }
 
     /// How a sandbox's first process gets into it.
-    pub(super) fn join(&self) -> Join {
+    pub(crate) fn join(&self) -> Join {
         match self.version {
             Version::V1 => Join::Write(self.dirs.iter().map(|dir| dir.join("tasks")).collect()),
             Version::V2 => Join::Born(self.dirs[0].clone()),
         }
     }
 
+    /// Whether a process is in it.
+    pub(crate) fn holds(&self, pid: i32) -> bool {
+        let pids = fs::read_to_string(self.dirs[0].join("cgroup.procs")).unwrap_or_default();
+        pids.lines().any(|line| line.parse() == Ok(pid))
+    }
+
     /// How often limits were hit.
-    pub(super) fn limit_events(&self) -> LimitEvents {
+    pub(crate) fn limit_events(&self) -> LimitEvents {
         let (memory, pids) = match (self.version, self.dirs.as_slice()) {
             (Version::V1, [memory, _, pids]) => {
                 (memory.join("memory.oom_control"), pids.join("pids.events"))
@@ -212,7 +233,7 @@ impl Cgroup {
     }
 
     /// Kills every process in it. Needed only for what died half-made: a sandbox's processes die with its first.
-    pub(super) fn kill(&self) {
+    pub(crate) fn kill(&self) {
         for dir in &self.dirs {
             if fs::write(dir.join("cgroup.kill"), "1").is_ok() {
                 continue;
@@ -229,7 +250,7 @@ impl Cgroup {
     }
 
     /// Removes it once it is empty; kills what is still in it.
-    pub(super) fn remove(&self) -> Result<(), DriverError> {
+    pub(crate) fn remove(&self) -> Result<(), DriverError> {
         for dir in &self.dirs {
             let mut tries = 0;
             loop {

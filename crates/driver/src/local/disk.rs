@@ -16,9 +16,9 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 /// In the image: the overlays' changes, their scratch space, and what is kept.
-pub(super) const UPPER: &str = "upper";
-pub(super) const WORK: &str = "work";
-pub(super) const WORKSPACE: &str = "workspace";
+pub(crate) const UPPER: &str = "upper";
+pub(crate) const WORK: &str = "work";
+pub(crate) const WORKSPACE: &str = "workspace";
 
 /// Journal-less metadata of the largest image we allow stays far below; more is not an empty file system.
 const TEMPLATE_DATA_BYTES_MAX: u64 = 256 * 1024 * 1024;
@@ -34,7 +34,7 @@ const TEMPLATES_MAX: usize = 8;
 
 /// Makes images.
 #[derive(Debug)]
-pub(super) struct Disks {
+pub(crate) struct Disks {
     dir: PathBuf,
     /// By size, the last used first.
     templates: Mutex<VecDeque<(u64, Arc<Template>)>>,
@@ -49,7 +49,7 @@ struct Template {
 
 impl Disks {
     /// `dir` holds nothing but what is made here.
-    pub(super) fn open(dir: PathBuf) -> Result<Self, DriverError> {
+    pub(crate) fn open(dir: PathBuf) -> Result<Self, DriverError> {
         fs::create_dir_all(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
         Ok(Self {
             dir,
@@ -58,7 +58,7 @@ impl Disks {
     }
 
     /// Writes a new, empty image of `bytes` to `path`.
-    pub(super) fn create(&self, path: &Path, bytes: u64) -> Result<(), DriverError> {
+    pub(crate) fn create(&self, path: &Path, bytes: u64) -> Result<(), DriverError> {
         self.check_free()?;
         let bytes = bytes.next_multiple_of(SIZE_GRID_BYTES);
         let template = self.template(bytes)?;
@@ -106,7 +106,7 @@ impl Disks {
     }
 
     /// Whether an image can be attached here, or why not.
-    pub(super) fn try_loop_device(&self) -> Result<(), DriverError> {
+    pub(crate) fn try_loop_device(&self) -> Result<(), DriverError> {
         let image = self.dir.join("probe.img");
         let _ = fs::remove_file(&image);
         self.create(&image, SIZE_GRID_BYTES)?;

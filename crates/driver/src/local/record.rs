@@ -11,21 +11,21 @@ const FILE: &str = "record.json";
 /// Written beside the sandbox's socket and image once it is up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Record {
+pub(crate) struct Record {
     /// A pid of another boot means nothing.
-    pub(super) boot_id: String,
+    pub(crate) boot_id: String,
     /// Of the sandbox's first process.
-    pub(super) pid: i32,
+    pub(crate) pid: i32,
     /// In clock ticks since boot: tells whether the pid is still that process.
-    pub(super) start_time: u64,
+    pub(crate) start_time: u64,
     /// Where its uid range begins.
-    pub(super) uid_base: u32,
+    pub(crate) uid_base: u32,
 }
 
 // === impl Record ===
 
 impl Record {
-    pub(super) fn of(pid: i32, uid_base: u32) -> Result<Self, DriverError> {
+    pub(crate) fn of(pid: i32, uid_base: u32) -> Result<Self, DriverError> {
         Ok(Self {
             boot_id: boot_id()?,
             pid,
@@ -34,7 +34,7 @@ impl Record {
         })
     }
 
-    pub(super) fn write(&self, dir: &Path) -> Result<(), DriverError> {
+    pub(crate) fn write(&self, dir: &Path) -> Result<(), DriverError> {
         let path = dir.join(FILE);
         let step = || DriverError::step::<io::Error>("write", path.display().to_string());
         let text = serde_json::to_vec(self)
@@ -48,12 +48,12 @@ impl Record {
     }
 
     /// None when there is none, or none that can be read: then the sandbox was never up.
-    pub(super) fn read(dir: &Path) -> Option<Self> {
+    pub(crate) fn read(dir: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(dir.join(FILE)).ok()?).ok()
     }
 
     /// Whether that process still lives.
-    pub(super) fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         boot_id().is_ok_and(|boot| boot == self.boot_id)
             && start_time(self.pid).is_ok_and(|time| time == self.start_time)
     }

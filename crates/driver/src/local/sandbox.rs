@@ -1,7 +1,8 @@
-//! A live native sandbox.
+//! A live sandbox of this machine, held by its first process.
 
-use super::Shared;
+use super::blocking;
 use super::cgroup::Cgroup;
+use super::sandboxes::Sandboxes;
 use super::sys;
 use crate::{DriverError, GuestAddress, Sandbox};
 use async_trait::async_trait;
@@ -16,9 +17,9 @@ use tokio::io::unix::AsyncFd;
 /// A killed process is gone in milliseconds unless the kernel itself is stuck.
 const DEATH_WAIT: Duration = Duration::from_secs(30);
 
-/// One sandbox: the process that is its PID 1 and what belongs to it.
-pub(super) struct NativeSandbox {
-    shared: Arc<Shared>,
+/// One sandbox: its first process (PID 1 inside, or the kernel of its own that has one) and what belongs to it.
+pub(crate) struct LocalSandbox {
+    sandboxes: Arc<Sandboxes>,
     id: SandboxId,
     uid_base: u32,
     guest: GuestAddress,
@@ -26,12 +27,12 @@ pub(super) struct NativeSandbox {
     init: AsyncFd<OwnedFd>,
 }
 
-// === impl NativeSandbox ===
+// === impl LocalSandbox ===
 
-impl NativeSandbox {
+impl LocalSandbox {
     /// Takes over a process that already became the guest.
-    pub(super) fn new(
-        shared: Arc<Shared>,
+    pub(crate) fn new(
+        sandboxes: Arc<Sandboxes>,
         id: SandboxId,
         uid_base: u32,
         init: OwnedFd,
@@ -40,10 +41,10 @@ impl NativeSandbox {
             "watch",
             format!("the first process of {id}"),
         ))?;
-        let guest = GuestAddress::Unix(Arc::new(shared.socket(&id)));
-        let cgroup = shared.cgroups.group(&id);
+        let guest = GuestAddress::Unix(Arc::new(sandboxes.socket(&id)));
+        let cgroup = sandboxes.cgroups.group(&id);
         Ok(Self {
-            shared,
+            sandboxes,
             id,
             uid_base,
             guest,
@@ -61,7 +62,7 @@ impl NativeSandbox {
 }
 
 #[async_trait]
-impl Sandbox for NativeSandbox {
+impl Sandbox for LocalSandbox {
     fn guest(&self) -> &GuestAddress {
         &self.guest
     }
@@ -93,7 +94,7 @@ impl Sandbox for NativeSandbox {
                 self.id.to_string(),
             )(io::Error::from(io::ErrorKind::TimedOut)));
         }
-        let (shared, id, base) = (Arc::clone(&self.shared), self.id.clone(), self.uid_base);
-        super::blocking(move || shared.remove(&id, Some(base))).await
+        let (own, id, base) = (Arc::clone(&self.sandboxes), self.id.clone(), self.uid_base);
+        blocking(move || own.remove(&id, Some(base))).await
     }
 }

@@ -115,15 +115,15 @@ const LINKS: [(&str, &str); 4] = [
 
 /// A directory of the host that becomes a read-only lower layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Layer {
+pub(crate) struct Layer {
     /// In the sandbox, below `/`.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// On the host.
-    pub(super) host: PathBuf,
+    pub(crate) host: PathBuf,
 }
 
 /// The directories of this host that hold programs.
-pub(super) fn layers() -> Vec<Layer> {
+pub(crate) fn layers() -> Vec<Layer> {
     let real = |name: &&str| {
         fs::symlink_metadata(Path::new("/").join(name)).is_ok_and(|meta| meta.is_dir())
     };
@@ -139,7 +139,7 @@ pub(super) fn layers() -> Vec<Layer> {
 }
 
 /// Makes everything but the layers, at `dir`, anew.
-pub(super) fn build(dir: &Path) -> Result<(), DriverError> {
+pub(crate) fn build(dir: &Path) -> Result<(), DriverError> {
     build_io(dir).map_err(DriverError::step("make", dir.display().to_string()))
 }
 

@@ -11,7 +11,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// What `fork_into` returned.
-pub(super) enum Fork {
+pub(crate) enum Fork {
     /// In the new process.
     Child,
     /// In the caller: the new process, held by its pid and a descriptor.
@@ -29,7 +29,7 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// Forks into new namespaces, and into a group of cgroup v2.
 ///
 /// The caller must be single-threaded: the child goes on to allocate and lock.
-pub(super) fn fork_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Fork> {
+pub(crate) fn fork_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Fork> {
     let mut pidfd: RawFd = -1;
     // SAFETY: clone_args is plain data for which all zeroes is valid.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -63,26 +63,26 @@ pub(super) fn fork_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -> io::
 }
 
 /// Moves this process into new namespaces of its own.
-pub(super) fn unshare(namespaces: rustix::thread::UnshareFlags) -> rustix::io::Result<()> {
+pub(crate) fn unshare(namespaces: rustix::thread::UnshareFlags) -> rustix::io::Result<()> {
     // SAFETY: no caller passes FILES: descriptors stay those of the process.
     unsafe { rustix::thread::unshare_unsafe(namespaces) }
 }
 
 /// Watches a pidfd: it becomes readable when its process has ended, and stays so.
-pub(super) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd gives the same open descriptor for as long as it lives.
     let watched = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
     watched.map_err(|error| error.into_parts().1)
 }
 
 /// Ends this process without running anything of the process it was forked from.
-pub(super) fn exit_now(code: c_int) -> ! {
+pub(crate) fn exit_now(code: c_int) -> ! {
     // SAFETY: _exit only ends the process.
     unsafe { libc::_exit(code) }
 }
 
 /// Changes attributes of the mount that `mount` refers to.
-pub(super) fn set_mount_attributes(
+pub(crate) fn set_mount_attributes(
     mount: BorrowedFd<'_>,
     set: u64,
     userns: Option<BorrowedFd<'_>>,
@@ -110,7 +110,7 @@ pub(super) fn set_mount_attributes(
 }
 
 /// Gives the process a session keyring of its own, so that it holds none of the server's keys.
-pub(super) fn leave_session_keyring() -> io::Result<()> {
+pub(crate) fn leave_session_keyring() -> io::Result<()> {
     const KEYCTL_JOIN_SESSION_KEYRING: c_int = 1;
     // SAFETY: a null name asks for a new anonymous keyring; nothing is read through the pointer.
     let done = unsafe {
@@ -128,7 +128,7 @@ pub(super) fn leave_session_keyring() -> io::Result<()> {
 }
 
 /// Replaces the process by the program that `program` refers to, with no environment.
-pub(super) fn exec(program: BorrowedFd<'_>, name: &CStr) -> io::Error {
+pub(crate) fn exec(program: BorrowedFd<'_>, name: &CStr) -> io::Error {
     let argv = [name.as_ptr(), std::ptr::null()];
     let envp = [std::ptr::null::<c_char>()];
     // SAFETY: argv and envp are null-terminated arrays of NUL-terminated strings that outlive the call.
@@ -146,7 +146,7 @@ pub(super) fn exec(program: BorrowedFd<'_>, name: &CStr) -> io::Error {
 }
 
 /// Marks every descriptor from `first` on to be closed by exec.
-pub(super) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
+pub(crate) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     // SAFETY: only sets a flag on descriptors.
     let done = unsafe {
         libc::syscall(
@@ -160,10 +160,10 @@ pub(super) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
 }
 
 /// Where the guest finds its listening socket.
-pub(super) const LISTENER_FD: RawFd = 3;
+pub(crate) const LISTENER_FD: RawFd = 3;
 
 /// Puts the listener where the guest finds it; it stays open across exec.
-pub(super) fn place_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn place_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: replaces descriptor 3, which the launcher keeps free.
     check(c_long::from(unsafe {
         libc::dup2(listener.as_raw_fd(), LISTENER_FD)
@@ -172,7 +172,7 @@ pub(super) fn place_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Moves a descriptor out of the way of the numbers that the guest gets.
-pub(super) fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
+pub(crate) fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
     const FIRST: c_int = 16;
     // SAFETY: makes a new descriptor that nobody else owns.
     let moved = check(c_long::from(unsafe {
@@ -183,7 +183,7 @@ pub(super) fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Sets every signal back to its default and unblocks all: ignored signals survive exec.
-pub(super) fn reset_signals() {
+pub(crate) fn reset_signals() {
     // SAFETY: setting a disposition to the default installs no code of ours; the set is initialised by sigemptyset.
     unsafe {
         for signal in 1..=64 {
@@ -196,13 +196,13 @@ pub(super) fn reset_signals() {
 }
 
 /// Lets the kernel reap the children of this process.
-pub(super) fn ignore_children() {
+pub(crate) fn ignore_children() {
     // SAFETY: ignoring a signal installs no code of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
 /// Attaches `backing` to a free loop device that goes away with its last user.
-pub(super) fn attach_loop(backing: BorrowedFd<'_>) -> io::Result<(OwnedFd, CString)> {
+pub(crate) fn attach_loop(backing: BorrowedFd<'_>) -> io::Result<(OwnedFd, CString)> {
     const LOOP_CONFIGURE: u64 = 0x4C0A;
     const LOOP_CTL_GET_FREE: u64 = 0x4C82;
     const LO_FLAGS_AUTOCLEAR: u32 = 4;
@@ -250,7 +250,7 @@ pub(super) fn attach_loop(backing: BorrowedFd<'_>) -> io::Result<(OwnedFd, CStri
 }
 
 /// Brings the loopback interface of this network namespace up.
-pub(super) fn loopback_up() -> io::Result<()> {
+pub(crate) fn loopback_up() -> io::Result<()> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
     // SAFETY: ifreq is plain data for which all zeroes is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -8,14 +8,14 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 
 /// What a sandbox sees as 0 to 65535.
-pub(super) const RANGE: u32 = 65536;
+pub(crate) const RANGE: u32 = 65536;
 
 const FIRST: u32 = 0x7000_0000;
 const SLOTS: u32 = 4095;
 
 /// Which slots are taken.
 #[derive(Debug, Default)]
-pub(super) struct Uids {
+pub(crate) struct Uids {
     taken: Mutex<HashSet<u32>>,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Uids {
 
 impl Uids {
     /// Takes a free range; its first number, or none when all are taken.
-    pub(super) fn take(&self) -> Option<u32> {
+    pub(crate) fn take(&self) -> Option<u32> {
         let mut taken = self.lock();
         let start = random() % SLOTS;
         let base = (0..SLOTS)
@@ -34,12 +34,12 @@ impl Uids {
     }
 
     /// Marks a range of an adopted sandbox as taken.
-    pub(super) fn keep(&self, base: u32) {
+    pub(crate) fn keep(&self, base: u32) {
         self.lock().insert(base);
     }
 
     /// Gives a range back.
-    pub(super) fn free(&self, base: u32) {
+    pub(crate) fn free(&self, base: u32) {
         self.lock().remove(&base);
     }
 

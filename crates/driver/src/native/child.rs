@@ -8,11 +8,12 @@
 //! therefore has no capability over its own mounts, network or host name: the kernel code behind
 //! those, where most escapes come from, is out of reach.
 
-use super::cgroup::Join;
-use super::rootfs::{self, Rootfs};
 use super::seccomp::Filters;
-use super::{caps, confine, sys};
+use super::{confine, enter};
 use crate::DriverError;
+use crate::local::cgroup::Join;
+use crate::local::rootfs::Rootfs;
+use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps, sys};
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use serde::{Deserialize, Serialize};
@@ -20,36 +21,30 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-/// Enough for any server; far from what exhausts the kernel.
-const OPEN_FILES_MAX: u64 = 65_536;
-
 /// The kernel's own default.
 const MEMLOCK_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
-/// What `hostname` says; `/etc/hosts` knows it too.
-const HOSTNAME: &str = "sandbox";
-
 /// Everything about the new sandbox that is plain data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Setup {
+pub(crate) struct Setup {
     /// How it gets into its control groups.
-    pub(super) join: Join,
+    pub(crate) join: Join,
     /// Its file system.
-    pub(super) rootfs: Rootfs,
+    pub(crate) rootfs: Rootfs,
 }
 
 /// The descriptors that come along.
-pub(super) struct Handles<'a> {
+pub(crate) struct Handles<'a> {
     /// The guest's program.
-    pub(super) guest: &'a OwnedFd,
+    pub(crate) guest: &'a OwnedFd,
     /// Where the guest will listen.
-    pub(super) listener: OwnedFd,
+    pub(crate) listener: OwnedFd,
     /// The user namespace to enter.
-    pub(super) userns: OwnedFd,
+    pub(crate) userns: OwnedFd,
 }
 
 /// Becomes the guest, or says why not.
-pub(super) fn become_guest(setup: &Setup, handles: Handles<'_>, filters: &Filters) -> DriverError {
+pub(crate) fn become_guest(setup: &Setup, handles: Handles<'_>, filters: &Filters) -> DriverError {
     match prepare(setup, &handles, filters) {
         Ok(()) => {
             DriverError::step("start", "the guest")(sys::exec(handles.guest.as_fd(), c"k8e-guest"))
@@ -62,16 +57,12 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     sys::reset_signals();
     rustix::process::setsid().map_err(DriverError::step("start", "a session"))?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    if let Join::Write(files) = &setup.join {
-        for file in files {
-            fs::write(file, "0").map_err(DriverError::step("join", file.display().to_string()))?;
-        }
-    }
+    setup.join.enter()?;
     sys::unshare(UnshareFlags::NEWCGROUP)
         .map_err(DriverError::step("make", "a cgroup namespace"))?;
-    setup.rootfs.enter(handles.userns.as_fd())?;
+    enter::enter(&setup.rootfs, handles.userns.as_fd())?;
     network()?;
-    rootfs::mask_proc()?;
+    enter::mask_proc()?;
     rustix::system::sethostname(HOSTNAME.as_bytes())
         .map_err(DriverError::step("set", "the host name"))?;
     sys::leave_session_keyring().map_err(DriverError::step("leave", "the session keyring"))?;

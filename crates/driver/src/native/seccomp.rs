@@ -38,7 +38,7 @@ const PERSONALITIES: [u64; 4] = [0, 0x0008, 0x0004_0000, 0xffff_ffff];
 
 /// The filters, in the order they are installed.
 #[derive(Clone, Debug)]
-pub(super) struct Filters {
+pub(crate) struct Filters {
     allowed: BpfProgram,
     refused: BpfProgram,
 }
@@ -47,7 +47,7 @@ pub(super) struct Filters {
 
 impl Filters {
     /// Compiles them; they do not depend on the sandbox.
-    pub(super) fn compile() -> Result<Self, seccompiler::BackendError> {
+    pub(crate) fn compile() -> Result<Self, seccompiler::BackendError> {
         let arch = TargetArch::try_from(std::env::consts::ARCH)?;
         let known = lists::ALLOWED.iter().chain(lists::REFUSED).copied();
         let refused = SeccompFilter::new(
@@ -63,7 +63,7 @@ impl Filters {
     }
 
     /// Installs them on the calling thread, for good. It must have `no_new_privs`.
-    pub(super) fn install(&self) -> Result<(), seccompiler::Error> {
+    pub(crate) fn install(&self) -> Result<(), seccompiler::Error> {
         seccompiler::apply_filter(&self.allowed)?;
         seccompiler::apply_filter(&self.refused)
     }

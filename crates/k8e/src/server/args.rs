@@ -5,8 +5,9 @@ use super::process;
 use clap::Args;
 use k8e_cli::Globals;
 use k8e_cli::units::{self, Span};
+use k8e_driver::Platform;
 use k8e_gateway::Tcp;
-use k8e_model::{Lifetime, Limits, PoolSize};
+use k8e_model::{Lifetime, Limits, PoolSize, RuntimeKind};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,6 +45,14 @@ pub(crate) struct ServerArgs {
     /// Where to listen for TLS, or none [default: 127.0.0.1:50051]
     #[arg(long, value_name = "ADDRESS", value_parser = listen)]
     listen: Option<Listen>,
+
+    /// Runtime of a session that does not say [default: the first that works of gvisor, native]
+    #[arg(long, value_name = "NAME")]
+    default_runtime: Option<RuntimeKind>,
+
+    /// How gVisor gets hold of system calls: systrap, kvm or ptrace
+    #[arg(long, default_value = "systrap", value_name = "NAME")]
+    gvisor_platform: Platform,
 
     /// Memory of a sandbox that does not say
     #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = units::size)]
@@ -121,6 +130,8 @@ pub(crate) struct ServerArgs {
 /// What the parts are built from.
 pub(super) struct Config {
     pub(super) memory_disks: bool,
+    pub(super) default_runtime: Option<RuntimeKind>,
+    pub(super) gvisor_platform: Platform,
     pub(super) engine: k8e_engine::Config,
     pub(super) gateway: k8e_gateway::Config,
 }
@@ -161,6 +172,8 @@ impl ServerArgs {
         };
         Ok(Config {
             memory_disks: self.memory_disks,
+            default_runtime: self.default_runtime,
+            gvisor_platform: self.gvisor_platform,
             engine: k8e_engine::Config {
                 limits,
                 lifetime: Lifetime { ttl, idle },

@@ -27,8 +27,13 @@ pub(crate) enum Error {
     },
     #[error("another k8e server{} uses {}: stop it or choose another --data-dir", shown(*.pid), path.display())]
     Taken { pid: Option<u32>, path: PathBuf },
-    #[error("cannot start the native runtime")]
+    #[error("cannot prepare this machine for sandboxes")]
     Driver(#[source] k8e_driver::DriverError),
+    #[error("--default-runtime {kind} does not work on this machine: {reason}")]
+    DefaultRuntime {
+        kind: k8e_model::RuntimeKind,
+        reason: String,
+    },
     #[error("cannot start the runtime")]
     Runtime(#[source] io::Error),
     #[error("cannot open the store")]

@@ -11,19 +11,19 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// A request with every path at its longest stays below.
-pub(super) const MESSAGE_BYTES_MAX: usize = 128 * 1024;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 128 * 1024;
 
 const DESCRIPTORS_MAX: usize = 2;
 
 /// One end. Whole messages, in order; the other end's death is the end of the stream.
 #[derive(Debug)]
-pub(super) struct Channel(OwnedFd);
+pub(crate) struct Channel(OwnedFd);
 
 // === impl Channel ===
 
 impl Channel {
     /// Both ends; the second is for the other process.
-    pub(super) fn pair() -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (a, b) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -33,7 +33,7 @@ impl Channel {
         Ok((Self(a), b))
     }
 
-    pub(super) fn send<M: Serialize>(&self, message: &M, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send<M: Serialize>(&self, message: &M, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let data = serde_json::to_vec(message)?;
         if data.len() > MESSAGE_BYTES_MAX {
             return Err(io::Error::other("a message over its limit"));
@@ -53,7 +53,7 @@ impl Channel {
     }
 
     /// The next message, or none when the other end is gone.
-    pub(super) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+    pub(crate) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
         let mut data = vec![0; MESSAGE_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);

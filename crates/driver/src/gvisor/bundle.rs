@@ -1,0 +1,92 @@
+//! What runsc is told about a sandbox: the configuration of an OCI bundle.
+//!
+//! Its paths are the same for every sandbox: [`super::child`] puts everything there, in a mount
+//! namespace of its own.
+
+use super::child::Task;
+use crate::local::uids::RANGE;
+use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps};
+use k8e_model::Limits;
+use serde_json::json;
+
+/// The sandbox's `/`, outside.
+pub(super) const ROOT: &str = "/run/root";
+
+/// The guest's program and the directory of its socket, inside.
+pub(super) const GUEST: &str = "/run/k8e/k8e-guest";
+pub(super) const SHARED: &str = "/run/k8e/shared";
+
+/// The configuration, as `config.json` has it.
+pub(super) fn config(limits: &Limits, uid_base: u32, task: Task) -> String {
+    let socket = format!("{SHARED}/guest.sock");
+    let args = match task {
+        Task::Serve => vec![GUEST, "--listen", &socket],
+        Task::SelfTest => vec![GUEST, "--self-test"],
+    };
+    let map = json!([{ "containerID": 0, "hostID": uid_base, "size": RANGE }]);
+    let kept = caps::kept_names();
+    let namespaces = ["pid", "network", "ipc", "uts", "mount", "user"];
+    let limit = |kind: &str, value: u64| json!({ "type": kind, "soft": value, "hard": value });
+    let config = json!({
+        "ociVersion": "1.0.2",
+        "root": { "path": ROOT, "readonly": false },
+        "hostname": HOSTNAME,
+        "process": {
+            "terminal": false,
+            "user": { "uid": 0, "gid": 0, "umask": 0o022 },
+            "args": args,
+            "env": [],
+            "cwd": "/",
+            "capabilities": {
+                "bounding": kept,
+                "effective": kept,
+                "permitted": kept,
+            },
+            "noNewPrivileges": true,
+            "rlimits": [
+                limit("RLIMIT_NOFILE", OPEN_FILES_MAX),
+                // Counted for each user inside; root has no capability to go over it.
+                limit("RLIMIT_NPROC", u64::from(limits.pids)),
+                limit("RLIMIT_CORE", 0),
+            ],
+        },
+        "mounts": [
+            { "destination": "/proc", "type": "proc", "source": "proc" },
+            {
+                "destination": "/dev/shm",
+                "type": "tmpfs",
+                "source": "shm",
+                "options": ["nosuid", "nodev", "mode=1777", format!("size={}", limits.memory_bytes / 2)],
+            },
+        ],
+        "linux": {
+            "namespaces": namespaces.map(|kind| json!({ "type": kind })),
+            "uidMappings": map,
+            "gidMappings": map,
+        },
+    });
+    config.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_inside_is_nobody_outside_and_has_no_power_over_the_kernel() {
+        let config: serde_json::Value =
+            serde_json::from_str(&config(&Limits::default(), 7 << 28, Task::Serve)).unwrap();
+        assert_eq!(config["linux"]["uidMappings"][0]["hostID"], 7 << 28);
+        assert_eq!(config["process"]["rlimits"][1]["hard"], 256);
+        let kept = config["process"]["capabilities"]["bounding"].to_string();
+        for power in [
+            "SYS_ADMIN",
+            "SYS_RESOURCE",
+            "NET_ADMIN",
+            "SYS_PTRACE",
+            "MKNOD",
+        ] {
+            assert!(!kept.contains(power), "{power}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The kinds of isolation this server offers, the most wanted first.
+
+use super::args::Config;
+use super::error::Error;
+use k8e_driver::{Driver, GvisorDriver, Machine, NativeDriver, Probe};
+use std::sync::Arc;
+
+/// Every driver of this machine. The engine gives the first that works to who does not say which:
+/// a kernel of its own comes before sharing the host's. All are started, also those that do not
+/// work here (any more): they find and remove what an earlier server left.
+pub(super) fn start(machine: &Machine, config: &Config) -> Result<Vec<Arc<dyn Driver>>, Error> {
+    let gvisor = GvisorDriver::start(machine, config.gvisor_platform).map_err(Error::Driver)?;
+    let native = NativeDriver::start(machine).map_err(Error::Driver)?;
+    let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(gvisor), Arc::new(native)];
+    for driver in &drivers {
+        match driver.probe() {
+            Probe::Usable { .. } => {}
+            Probe::Unusable { reason } if config.default_runtime == Some(driver.kind()) => {
+                let kind = driver.kind();
+                return Err(Error::DefaultRuntime { kind, reason });
+            }
+            Probe::Unusable { reason } => {
+                tracing::info!("runtime {} is not offered: {reason}", driver.kind());
+            }
+        }
+    }
+    if let Some(kind) = config.default_runtime {
+        let Some(at) = drivers.iter().position(|driver| driver.kind() == kind) else {
+            let reason = "this k8e has none of that kind".to_owned();
+            return Err(Error::DefaultRuntime { kind, reason });
+        };
+        let first = drivers.remove(at);
+        drivers.insert(0, first);
+    }
+    Ok(drivers)
+}
