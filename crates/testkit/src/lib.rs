@@ -1,6 +1,8 @@
 //! What tests stand on: a driver without isolation, and guests that say what a test wants them to.
 //!
-//! Only ever a dev-dependency. The suite that every driver must pass will live here too.
+//! Only ever a dev-dependency. [`conformance`] is the suite that every driver must pass.
+
+pub mod conformance;
 
 mod driver;
 mod scripted;

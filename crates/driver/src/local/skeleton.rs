@@ -8,7 +8,7 @@ use crate::DriverError;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 
 /// Directories of the host that hold programs. Where one is a link, the link is made instead.
@@ -74,6 +74,9 @@ const DIRECTORIES: [(&str, u32); 19] = [
     ("var/tmp", 0o1777),
     ("workspace", 0o755),
 ];
+
+/// Whose `/home/user` is.
+const USER: u32 = 1000;
 
 /// No passwords, and no shadow file that programs would look for them in.
 const FILES: [(&str, &str); 7] = [
@@ -153,6 +156,7 @@ fn build_io(dir: &Path) -> io::Result<()> {
     for (name, mode) in DIRECTORIES {
         make_dir(&dir.join(name), mode)?;
     }
+    chown(dir.join("home/user"), Some(USER), Some(USER))?;
     for name in PROGRAMS {
         match fs::symlink_metadata(Path::new("/").join(name)) {
             Ok(meta) if meta.is_dir() => make_dir(&dir.join(name), 0o755)?,

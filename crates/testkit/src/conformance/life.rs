@@ -1,0 +1,126 @@
+//! The life of sandboxes: longer than the server's, and without a trace after.
+
+use super::{Cell, Lab};
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// What a server made, the next one finds, with everything in it.
+pub async fn sandboxes_outlive_the_server(lab: &mut Lab) {
+    let Cell { id, sandbox } = {
+        let cell = lab.launch().await;
+        cell.sh("echo kept > /workspace/file; setsid sleep 64.5 >/dev/null 2>&1 &")
+            .await;
+        cell
+    };
+    drop(sandbox);
+    lab.restart();
+    let kept = lab.driver.sweep(&HashSet::from([id.clone()])).await;
+    assert_eq!(kept.expect("swept"), []);
+    let sandbox = lab.driver.adopt(&id).await.expect("adopted");
+    let cell = Cell {
+        id,
+        sandbox: sandbox.expect("it lives"),
+    };
+    assert_eq!(cell.sh("cat /workspace/file").await.out(), "kept");
+    cell.host().wait_for("64.5", 1).await;
+    cell.sandbox.destroy().await.expect("destroyed");
+    assert!(
+        lab.driver
+            .adopt(&cell.id)
+            .await
+            .expect("looked for")
+            .is_none()
+    );
+}
+
+/// Also when done twice, and with processes and files in it.
+pub async fn destroying_leaves_nothing(lab: &mut Lab) {
+    let cell = lab.launch().await;
+    assert!(
+        !lab.subject.traces().is_empty(),
+        "traces are looked for in the wrong place"
+    );
+    cell.sh("setsid sleep 65.5 >/dev/null 2>&1 & head -c 5000000 /dev/zero > /tmp/x; mkdir -p /tmp/a/b/c").await;
+    cell.sandbox.destroy().await.expect("destroyed");
+    tokio::time::timeout(Duration::from_secs(1), cell.sandbox.died())
+        .await
+        .expect("it died");
+    cell.sandbox.destroy().await.expect("destroyed again");
+    lab.no_traces().await;
+    assert!(cell.sandbox.guest().hello().await.is_err());
+}
+
+/// A sandbox that dies by itself is reported, is not adopted, and can be removed.
+pub async fn death_is_noticed(lab: &mut Lab) {
+    let cell = lab.launch().await;
+    let early = tokio::time::timeout(Duration::from_millis(200), cell.sandbox.died()).await;
+    assert!(early.is_err(), "it lives");
+    lab.subject.kill(&cell.id);
+    tokio::time::timeout(Duration::from_secs(10), cell.sandbox.died())
+        .await
+        .expect("noticed");
+    cell.sandbox.destroy().await.expect("destroyed");
+    let cell = lab.launch().await;
+    lab.subject.kill(&cell.id);
+    cell.sandbox.died().await;
+    drop(cell.sandbox);
+    lab.restart();
+    assert!(
+        lab.driver
+            .adopt(&cell.id)
+            .await
+            .expect("looked for")
+            .is_none()
+    );
+}
+
+/// What nobody wants goes; what somebody wants stays.
+pub async fn leftovers_are_swept(lab: &mut Lab) {
+    let (kept, dropped, dead) = (lab.launch().await, lab.launch().await, lab.launch().await);
+    lab.subject.kill(&dead.id);
+    lab.restart();
+    let mut expected = vec![dropped.id.clone(), dead.id.clone()];
+    expected.sort();
+    let keep = HashSet::from([kept.id.clone()]);
+    assert_eq!(lab.driver.sweep(&keep).await.expect("swept"), expected);
+    tokio::time::timeout(Duration::from_secs(10), dropped.sandbox.died())
+        .await
+        .expect("it died");
+    assert_eq!(kept.sh("echo alive").await.out(), "alive");
+    assert_eq!(lab.driver.sweep(&keep).await.expect("swept"), []);
+}
+
+/// Launches do not get in each other's way.
+pub async fn many_at_once(lab: &mut Lab) {
+    let launches = (0..6).map(|_| lab.launch());
+    let cells = futures::future::join_all(launches).await;
+    for (n, cell) in cells.iter().enumerate() {
+        cell.sh(&format!("echo {n} > me")).await;
+    }
+    for (n, cell) in cells.iter().enumerate() {
+        assert_eq!(cell.sh("cat me").await.out(), n.to_string());
+    }
+    let destroyed = cells.iter().map(|cell| cell.sandbox.destroy());
+    for done in futures::future::join_all(destroyed).await {
+        done.expect("destroyed");
+    }
+    lab.no_traces().await;
+}
+
+/// Neither processes nor files nor sockets of another are there, nor anything mounted on the host.
+pub async fn nothing_is_shared(lab: &mut Lab) {
+    let before = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    let (one, two) = (lab.launch().await, lab.launch().await);
+    one.sh("echo secret > /tmp/secret; setsid sleep 66.5 >/dev/null 2>&1 &")
+        .await;
+    assert_eq!(two.host().count("66.5").await, 0);
+    assert_eq!(
+        two.sh("cat /tmp/secret 2>/dev/null; ls /dev/shm /workspace | grep -v :")
+            .await
+            .out(),
+        ""
+    );
+    let after = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    let new = |line: &&str| line.contains("k8e") && !before.contains(line);
+    assert_eq!(after.lines().find(new), None);
+}
