@@ -91,12 +91,17 @@ impl Server {
             .args(["server", "--data-dir"])
             .arg(self.data_dir())
             .args(&self.flags);
-        if !self.flags.iter().any(|flag| flag == "--listen") {
+        let has = |wanted: &str| self.flags.iter().any(|flag| flag == wanted);
+        if !has("--listen") {
             command.args(["--listen", "none"]);
         }
         // Who counts traces wants those of sessions only.
         if !self.flags.iter().any(|flag| flag.starts_with("--pool")) {
             command.args(["--pool-min", "0", "--pool-max", "0"]);
+        }
+        // Most of what is tested is the same for all, and native is quick and claims most.
+        if !has("--default-runtime") && !has("--gvisor-platform") {
+            command.args(["--default-runtime", "native"]);
         }
         command
             .stdin(Stdio::null())
@@ -112,6 +117,13 @@ impl Server {
             );
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Where it keeps its sandboxes.
+    pub fn runtime_dir(&self) -> PathBuf {
+        let gvisor = self.flags.iter().any(|flag| flag.contains("gvisor"));
+        let runtime = if gvisor { "gvisor" } else { "native" };
+        self.data_dir().join(runtime)
     }
 
     /// Where it keeps everything.
@@ -226,7 +238,7 @@ impl Server {
     /// Everything of this server's that the machine still holds: directories, cgroups, loop devices, processes.
     pub fn traces(&self) -> Vec<String> {
         let mut traces = Vec::new();
-        let sandboxes = self.data_dir().join("native/sandboxes");
+        let sandboxes = self.runtime_dir().join("sandboxes");
         traces.extend(
             names(&sandboxes)
                 .into_iter()
@@ -285,7 +297,7 @@ impl Server {
 
     /// This server's cgroups, one for each hierarchy: those that hold a sandbox of its, or are named after its directory.
     fn cgroups(&self) -> Vec<PathBuf> {
-        let name = stable_name(&self.data_dir().join("native"));
+        let name = stable_name(&self.runtime_dir());
         let roots = ["", "memory", "cpu", "pids"].map(|sub| {
             Path::new("/sys/fs/cgroup")
                 .join(sub)
@@ -298,7 +310,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if self.process.is_none() && self.data_dir().join("native/sandboxes").exists() {
+        if self.process.is_none() && self.runtime_dir().join("sandboxes").exists() {
             self.restart();
         }
         for id in self.session_ids() {

@@ -5,4 +5,5 @@ mod bad_input;
 mod cli;
 mod crash;
 mod escape;
+mod gvisor;
 mod pool;

@@ -63,6 +63,8 @@ const HOST_PIDS_MORE: u32 = 512;
 pub struct GvisorDriver {
     sandboxes: Arc<Sandboxes>,
     platform: Platform,
+    /// Why there is no guest to run, as on a full disk. What lives is still looked after.
+    no_guest: Option<String>,
     /// What was found out last, and of which runsc.
     found: Mutex<Option<(Runsc, Probe)>>,
 }
@@ -73,8 +75,9 @@ impl GvisorDriver {
     /// Finds runsc and tries it out, unless that was done before. Blocks.
     pub fn start(machine: &Machine, platform: Platform) -> Result<Self, DriverError> {
         let sandboxes = Sandboxes::open(machine, "gvisor", SOCKET)?;
-        write_guest(machine, sandboxes.dir()).map_err(DriverError::step("copy", "the guest"))?;
+        let no_guest = write_guest(machine, sandboxes.dir()).err();
         let driver = Self {
+            no_guest: no_guest.map(|error| format!("the guest cannot be copied: {error}")),
             sandboxes: Arc::new(sandboxes),
             platform,
             found: Mutex::default(),
@@ -114,9 +117,13 @@ impl Driver for GvisorDriver {
 
     /// Quick unless runsc was installed or replaced since it was last tried.
     fn probe(&self) -> Probe {
-        let runsc = match Runsc::find() {
-            Ok(runsc) => runsc,
-            Err(reason) => return Probe::Unusable { reason },
+        let runsc = match (&self.no_guest, Runsc::find()) {
+            (None, Ok(runsc)) => runsc,
+            (Some(reason), _) => {
+                let reason = reason.clone();
+                return Probe::Unusable { reason };
+            }
+            (None, Err(reason)) => return Probe::Unusable { reason },
         };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, probe)) = &*found
@@ -167,9 +174,15 @@ impl Driver for GvisorDriver {
 
 /// Sandboxes of an earlier server keep the file they have.
 fn write_guest(machine: &Machine, dir: &Path) -> io::Result<()> {
-    let guest = format!("/proc/self/fd/{}", machine.launcher().guest().as_raw_fd());
+    let guest = fs::read(format!(
+        "/proc/self/fd/{}",
+        machine.launcher().guest().as_raw_fd()
+    ))?;
     let (new, path) = (dir.join("guest.new"), dir.join(GUEST));
-    fs::copy(guest, &new)?;
+    if fs::read(&path).is_ok_and(|there| there == guest) {
+        return Ok(());
+    }
+    fs::write(&new, guest)?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
     fs::rename(new, path)
 }

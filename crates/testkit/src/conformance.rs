@@ -15,6 +15,7 @@ use call::Host;
 use k8e_driver::{Driver, Sandbox, SandboxSpec};
 use k8e_model::{Limits, SandboxId, Template};
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,7 +56,8 @@ macro_rules! conformance {
             commands: commands_say_how_they_ended, output_comes_apart_and_whole,
                 input_reaches_the_command, signals_reach_the_command, a_timeout_ends_everything,
                 cancelling_ends_everything, what_runs_in_the_background_stays,
-                users_are_told_apart, programs_see_a_whole_system, loopback_is_all_there_is;
+                users_are_told_apart, programs_see_a_whole_system, loopback_is_all_there_is,
+                local_sockets_work;
             files: files_come_and_go, links_do_not_lead_out, the_hosts_files_are_not_there;
             limits: processes_are_limited, memory_is_limited, disk_is_limited;
             life: sandboxes_outlive_the_server, destroying_leaves_nothing, death_is_noticed,
@@ -81,15 +83,17 @@ pub fn run(subject: Box<dyn Subject>, behaviour: impl AsyncFnOnce(&mut Lab)) {
         .expect("a runtime");
     let driver = subject.start();
     let mut lab = Lab { subject, driver };
-    runtime.block_on(async {
-        let done = tokio::time::timeout(PATIENCE, behaviour(&mut lab)).await;
-        done.expect("the test hangs");
-        lab.driver
-            .sweep(&HashSet::new())
-            .await
-            .expect("everything can be swept");
-        lab.no_traces().await;
-    });
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        let within = async { tokio::time::timeout(PATIENCE, behaviour(&mut lab)).await };
+        runtime.block_on(within).expect("the test hangs");
+    }));
+    // A test that failed leaves nothing either.
+    let swept = runtime.block_on(lab.driver.sweep(&HashSet::new()));
+    if let Err(panic) = done {
+        resume_unwind(panic);
+    }
+    swept.expect("everything can be swept");
+    runtime.block_on(lab.no_traces());
 }
 
 // === impl Lab ===

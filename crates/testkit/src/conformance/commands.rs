@@ -201,3 +201,29 @@ for to in (\"192.0.2.1\", \"169.254.169.254\", \"10.0.0.1\"):
         String::from_utf8_lossy(&ran.stderr)
     );
 }
+
+/// Programs inside talk to each other over sockets, and hand each other files.
+pub async fn local_sockets_work(lab: &mut Lab) {
+    let cell = lab.launch().await;
+    let script = "python3 -c '
+import os, socket
+for name in (\"/tmp/s\", \"/workspace/s\", \"\\0abstract\"):
+    s = socket.socket(socket.AF_UNIX); s.bind(name); s.listen()
+    if os.fork() == 0:
+        c = socket.socket(socket.AF_UNIX); c.connect(name)
+        fd = os.open(\"/etc/passwd\", os.O_RDONLY)
+        socket.send_fds(c, [b\"x\"], [fd]); os._exit(0)
+    c, _ = s.accept()
+    data, fds, _, _ = socket.recv_fds(c, 10, 1)
+    print(data, os.read(fds[0], 4)); os.wait()
+a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.send(b\"y\"); print(b.recv(1))
+'";
+    let ran = cell.sh(script).await;
+    let one = "b'x' b'root'\n".repeat(3);
+    assert_eq!(
+        ran.out(),
+        format!("{one}b'y'"),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+}

@@ -1,0 +1,79 @@
+//! Sessions with a kernel of their own. What a driver must do is tested with the driver; this is
+//! what a person sees.
+
+use k8e_e2e::Server;
+use std::time::{Duration, Instant};
+
+const GVISOR: [&str; 2] = ["--default-runtime", "gvisor"];
+
+#[test]
+fn who_does_not_say_gets_a_kernel_of_their_own() {
+    // Does not name a default.
+    let server = Server::start_with(&["--gvisor-platform", "systrap"]);
+    let status = server.k8e(&["sandbox", "status"]).json();
+    assert_eq!(status["default_runtime"], "gvisor", "{status}");
+    let ran = server.k8e(&["sandbox", "run", "dmesg | head -1"]).json();
+    assert_eq!(ran["runtime"], "gvisor", "{ran}");
+    assert!(ran["stdout"].as_str().unwrap().contains("gVisor"), "{ran}");
+    let ran = server.k8e(&["sandbox", "run", "--runtime", "native", "uname -r"]);
+    assert_eq!(ran.json()["runtime"], "native", "{}", ran.all());
+    let ran = server.k8e(&["sandbox", "create", "--runtime", "kata"]);
+    assert_ne!(ran.code, 0);
+    assert!(ran.all().contains("gvisor, native"), "{}", ran.all());
+}
+
+#[test]
+fn sessions_survive_kill_9() {
+    let mut server = Server::start_with(&GVISOR);
+    let id = server.session().id;
+    let run = |server: &Server, code: &str| {
+        let ran = server.k8e(&["sandbox", "run", "--raw", "--session-id", &id, code]);
+        assert_eq!(ran.code, 0, "{}", ran.all());
+        ran.out()
+    };
+    run(
+        &server,
+        "echo mine > file; setsid sleep 1000 >/dev/null 2>&1 & echo $! > pid",
+    );
+    for _ in 0..3 {
+        // One is under way when the server dies.
+        let mut create = server.command(&["sandbox", "create"]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(60));
+        server.kill();
+        create.wait().unwrap();
+        server.restart();
+        let said = run(&server, "cat file; kill -0 $(cat pid) && echo alive");
+        assert_eq!(said, "mine\nalive\n");
+    }
+    for id in server.session_ids() {
+        assert_eq!(server.k8e(&["sandbox", "destroy", &id]).code, 0);
+    }
+    server.assert_traces(0);
+}
+
+#[test]
+fn who_takes_too_much_memory_is_ended_and_told_so() {
+    let server = Server::start_with(&GVISOR);
+    let session = server.session_with(&["--memory", "128MiB"]);
+    let hog = "x = [bytes([n % 251]) * (8 << 20) for n in range(200)]; print('survived')";
+    let ran = session.py(hog);
+    assert_ne!(ran.code, 0, "{}", ran.all());
+    assert!(!ran.out().contains("survived"));
+    // The kernel ends one process of the host: the command's, or the sandbox's own kernel.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let got = server.k8e(&["sandbox", "get", &session.id]).json();
+        let alive = got["phase"] == "active" && session.sh("echo alive").out() == "alive\n";
+        if alive && got["oom_kills"].as_u64() > Some(0) {
+            session.destroy();
+            break;
+        }
+        if got["phase"] == "ended" {
+            assert!(got["reason"].as_str().unwrap().contains("memory"), "{got}");
+            break;
+        }
+        assert!(Instant::now() < deadline, "{got}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    server.assert_traces(0);
+}
