@@ -3,6 +3,8 @@
 //! Programs count only where a sandbox sees them (`/usr` and `/usr/local`): the tests run them
 //! inside.
 
+mod runsc;
+
 use crate::{Outcome, binaries, process};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -64,6 +66,7 @@ const NEEDS: &[Need] = &[
 /// Everything the tests need.
 pub(crate) fn run() -> Outcome {
     system_packages()?;
+    runsc::install()?;
     tsx()?;
     cargo_deny().map(drop)
 }
