@@ -22,7 +22,7 @@ mod runsc;
 pub use runsc::Platform;
 
 use crate::local::launcher::{Order, Told, pidfd_of};
-use crate::local::sandboxes::{Prepared, Sandboxes, Started};
+use crate::local::sandboxes::{Kind, Prepared, Sandboxes, Started};
 use crate::{Driver, DriverError, Machine, Probe, Sandbox, SandboxSpec};
 use async_trait::async_trait;
 use child::{Setup, Task};
@@ -44,6 +44,13 @@ const GUEST: &str = "guest";
 /// In a sandbox's directory: what the guest can write to until it listens.
 const SHARED: &str = "shared";
 const SOCKET: &str = "shared/guest.sock";
+
+const KIND: Kind = Kind {
+    name: "gvisor",
+    socket: SOCKET,
+    around: host_limits,
+    pids_inside: true,
+};
 
 /// The guest listens some milliseconds after the sandbox runs; on a machine under load in a second.
 const LISTEN_WAIT: Duration = Duration::from_secs(10);
@@ -74,7 +81,7 @@ pub struct GvisorDriver {
 impl GvisorDriver {
     /// Finds runsc and tries it out, unless that was done before. Blocks.
     pub fn start(machine: &Machine, platform: Platform) -> Result<Self, DriverError> {
-        let sandboxes = Sandboxes::open(machine, "gvisor", SOCKET)?;
+        let sandboxes = Sandboxes::open(machine, KIND)?;
         let no_guest = write_guest(machine, sandboxes.dir()).err();
         let driver = Self {
             no_guest: no_guest.map(|error| format!("the guest cannot be copied: {error}")),
@@ -98,7 +105,7 @@ impl GvisorDriver {
             limits,
         };
         let (sandboxes, platform) = (&self.sandboxes, self.platform);
-        sandboxes.try_out(&spec, &host_limits(&limits), |prepared| {
+        sandboxes.try_out(&spec, |prepared| {
             let setup = setup(sandboxes, &spec, prepared, runsc, platform, Task::SelfTest)?;
             let order = Order::Gvisor(setup);
             match sandboxes.machine.launcher().fork(&order, None)?.wait()? {
@@ -157,8 +164,7 @@ impl Driver for GvisorDriver {
             let setup = setup(&sandboxes, spec, prepared, &runsc, platform, Task::Serve)?;
             start(&sandboxes, &spec.id, setup)
         };
-        let limits = host_limits(&spec.limits);
-        let sandbox = self.sandboxes.launch(spec, limits, start).await?;
+        let sandbox = self.sandboxes.launch(spec, start).await?;
         Ok(Box::new(sandbox))
     }
 

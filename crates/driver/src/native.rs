@@ -7,7 +7,7 @@ mod confine;
 mod enter;
 
 use crate::local::launcher::Order;
-use crate::local::sandboxes::{Prepared, Sandboxes, Started};
+use crate::local::sandboxes::{Kind, Prepared, Sandboxes, Started};
 use crate::{Driver, DriverError, Machine, Probe, Sandbox, SandboxSpec};
 use async_trait::async_trait;
 use child::Setup;
@@ -21,6 +21,13 @@ use std::sync::Arc;
 
 const SOCKET: &str = "guest.sock";
 
+const KIND: Kind = Kind {
+    name: "native",
+    socket: SOCKET,
+    around: |limits| *limits,
+    pids_inside: false,
+};
+
 /// Makes native sandboxes.
 pub struct NativeDriver {
     sandboxes: Arc<Sandboxes>,
@@ -32,7 +39,7 @@ impl NativeDriver {
     /// Needs nothing but the machine.
     pub fn start(machine: &Machine) -> Result<Self, DriverError> {
         Ok(Self {
-            sandboxes: Arc::new(Sandboxes::open(machine, "native", SOCKET)?),
+            sandboxes: Arc::new(Sandboxes::open(machine, KIND)?),
         })
     }
 }
@@ -52,7 +59,7 @@ impl Driver for NativeDriver {
     async fn launch(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, DriverError> {
         let machine = self.sandboxes.machine.clone();
         let start = move |spec: &SandboxSpec, prepared: Prepared| start(&machine, spec, prepared);
-        let sandbox = self.sandboxes.launch(spec, spec.limits, start).await?;
+        let sandbox = self.sandboxes.launch(spec, start).await?;
         Ok(Box::new(sandbox))
     }
 

@@ -59,7 +59,8 @@ macro_rules! conformance {
                 users_are_told_apart, programs_see_a_whole_system, loopback_is_all_there_is,
                 local_sockets_work;
             files: files_come_and_go, links_do_not_lead_out, the_hosts_files_are_not_there;
-            limits: processes_are_limited, memory_is_limited, disk_is_limited;
+            limits: processes_are_limited, memory_is_limited, disk_is_limited,
+                limits_can_be_bound_late;
             life: sandboxes_outlive_the_server, destroying_leaves_nothing, death_is_noticed,
                 leftovers_are_swept, many_at_once, nothing_is_shared;
         );

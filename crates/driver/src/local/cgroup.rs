@@ -182,7 +182,7 @@ impl Cgroup {
     }
 
     /// Also on one that has limits already.
-    pub(super) fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
+    pub(crate) fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
         let quota = (u64::from(limits.cpu_millis) * CPU_PERIOD_US / 1000).to_string();
         let memory = limits.memory_bytes.to_string();
         match (self.version, self.dirs.as_slice()) {

@@ -25,6 +25,8 @@ pub(crate) struct LocalSandbox {
     guest: GuestAddress,
     cgroup: Cgroup,
     init: AsyncFd<OwnedFd>,
+    /// Processes it may have, where that is settled for good.
+    pids: Option<u32>,
 }
 
 // === impl LocalSandbox ===
@@ -36,6 +38,7 @@ impl LocalSandbox {
         id: SandboxId,
         uid_base: u32,
         init: OwnedFd,
+        pids: Option<u32>,
     ) -> Result<Self, DriverError> {
         let init = sys::watch(init).map_err(DriverError::step(
             "watch",
@@ -50,6 +53,7 @@ impl LocalSandbox {
             guest,
             cgroup,
             init,
+            pids,
         })
     }
 
@@ -72,7 +76,12 @@ impl Sandbox for LocalSandbox {
     }
 
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
-        self.cgroup.set_limits(limits)
+        if self.pids.is_some_and(|pids| pids != limits.pids) {
+            return Err(DriverError::Unusable(
+                "its limit of processes was settled when it was made".to_owned(),
+            ));
+        }
+        self.cgroup.set_limits(&self.sandboxes.around(limits))
     }
 
     async fn died(&self) {

@@ -24,8 +24,20 @@ pub(crate) struct Sandboxes {
     pub(crate) machine: Machine,
     dir: PathBuf,
     pub(crate) cgroups: Cgroups,
+    kind: Kind,
+}
+
+/// What tells the sandboxes of one driver from another's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    /// The driver's directory.
+    pub(crate) name: &'static str,
     /// Where in a sandbox's directory its guest listens.
-    socket: &'static str,
+    pub(crate) socket: &'static str,
+    /// What the control group around a sandbox gets.
+    pub(crate) around: fn(&Limits) -> Limits,
+    /// Whether processes are counted inside, by a limit that cannot be changed from outside.
+    pub(crate) pids_inside: bool,
 }
 
 /// What a new sandbox has before its first process.
@@ -46,20 +58,16 @@ pub(crate) struct Started {
 // === impl Sandboxes ===
 
 impl Sandboxes {
-    /// Those below `name` in the data directory.
-    pub(crate) fn open(
-        machine: &Machine,
-        name: &str,
-        socket: &'static str,
-    ) -> Result<Self, DriverError> {
-        let dir = machine.dir().join(name);
+    /// Those of one kind in the data directory.
+    pub(crate) fn open(machine: &Machine, kind: Kind) -> Result<Self, DriverError> {
+        let dir = machine.dir().join(kind.name);
         make_private_dir(&dir)?;
         make_private_dir(&dir.join(SANDBOXES))?;
         Ok(Self {
             machine: machine.clone(),
             cgroups: Cgroups::open(&stable_name(&dir))?,
             dir,
-            socket,
+            kind,
         })
     }
 
@@ -73,25 +81,31 @@ impl Sandboxes {
     }
 
     pub(crate) fn socket(&self, id: &SandboxId) -> PathBuf {
-        self.sandbox(id).join(self.socket)
+        self.sandbox(id).join(self.kind.socket)
     }
 
-    /// Makes one; `start` makes its first process. `limits` are those of its control group.
+    /// What the control group around a sandbox gets.
+    pub(super) fn around(&self, limits: &Limits) -> Limits {
+        (self.kind.around)(limits)
+    }
+
+    /// Makes one; `start` makes its first process.
     pub(crate) async fn launch<F>(
         self: &Arc<Self>,
         spec: &SandboxSpec,
-        limits: Limits,
         start: F,
     ) -> Result<LocalSandbox, DriverError>
     where
         F: FnOnce(&SandboxSpec, Prepared) -> Result<Started, DriverError> + Send + 'static,
     {
+        let pids = self.kind.pids_inside.then_some(spec.limits.pids);
         let (own, spec, id) = (Arc::clone(self), spec.clone(), spec.id.clone());
-        let (started, base) = blocking(move || own.launch_now(&spec, &limits, start)).await?;
-        let launch = match LocalSandbox::new(Arc::clone(self), id.clone(), base, started.pidfd) {
-            Ok(sandbox) => return Ok(sandbox),
-            Err(launch) => launch,
-        };
+        let (started, base) = blocking(move || own.launch_now(&spec, start)).await?;
+        let launch =
+            match LocalSandbox::new(Arc::clone(self), id.clone(), base, started.pidfd, pids) {
+                Ok(sandbox) => return Ok(sandbox),
+                Err(launch) => launch,
+            };
         let own = Arc::clone(self);
         Err(with_cleanup(
             launch,
@@ -103,11 +117,10 @@ impl Sandboxes {
     pub(crate) fn try_out<T>(
         &self,
         spec: &SandboxSpec,
-        limits: &Limits,
         work: impl FnOnce(Prepared) -> Result<T, DriverError>,
     ) -> Result<T, DriverError> {
         let base = self.take_uids()?;
-        let done = self.prepare(spec, limits, base).and_then(work);
+        let done = self.prepare(spec, base).and_then(work);
         let cleanup = self.remove(&spec.id, Some(base));
         match done {
             Ok(done) => cleanup.map(|()| done),
@@ -119,12 +132,11 @@ impl Sandboxes {
     fn launch_now(
         &self,
         spec: &SandboxSpec,
-        limits: &Limits,
         start: impl FnOnce(&SandboxSpec, Prepared) -> Result<Started, DriverError>,
     ) -> Result<(Started, u32), DriverError> {
         let base = self.take_uids()?;
         let launched = self
-            .prepare(spec, limits, base)
+            .prepare(spec, base)
             .and_then(|prepared| start(spec, prepared))
             .and_then(|started| {
                 Record::of(started.pid, base)?.write(&self.sandbox(&spec.id))?;
@@ -141,17 +153,12 @@ impl Sandboxes {
         })
     }
 
-    fn prepare(
-        &self,
-        spec: &SandboxSpec,
-        limits: &Limits,
-        uid_base: u32,
-    ) -> Result<Prepared, DriverError> {
+    fn prepare(&self, spec: &SandboxSpec, uid_base: u32) -> Result<Prepared, DriverError> {
         let dir = self.sandbox(&spec.id);
         fs::create_dir(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
         let disk = self.machine.disk(&dir, spec.limits.disk_bytes)?;
         let cgroup = self.cgroups.group(&spec.id);
-        cgroup.create(limits)?;
+        cgroup.create(&self.around(&spec.limits))?;
         Ok(Prepared {
             dir,
             cgroup,
@@ -180,7 +187,7 @@ impl Sandboxes {
             return Ok(None);
         }
         self.machine.uids().keep(record.uid_base);
-        LocalSandbox::new(Arc::clone(self), id.clone(), record.uid_base, init).map(Some)
+        LocalSandbox::new(Arc::clone(self), id.clone(), record.uid_base, init, None).map(Some)
     }
 
     /// Removes every trace; what is already gone is no error. The directory goes last.

@@ -107,3 +107,28 @@ pub async fn disk_is_limited(lab: &mut Lab) {
         assert_eq!(ran.out(), "ended\nx", "{dir}: {ran:?}");
     }
 }
+
+/// A sandbox that waits for its session gets that session's limits.
+pub async fn limits_can_be_bound_late(lab: &mut Lab) {
+    let first = Limits::default();
+    let cell = lab.launch_with(first).await;
+    let late = Limits {
+        memory_bytes: 64 * MIB,
+        ..first
+    };
+    cell.sandbox.set_limits(&late).expect("less");
+    cell.sandbox.set_limits(&first).expect("more");
+    let script = "python3 -c 'x = b\"x\" * (200 << 20); print(len(x) >> 20)'";
+    assert_eq!(cell.sh(script).await.out(), "200");
+    // Whoever cannot change this one says so.
+    let fewer = Limits { pids: 40, ..first };
+    if cell.sandbox.set_limits(&fewer).is_ok() {
+        let count = "for n in $(seq 60); do sleep 67.5 & done; wait";
+        let exec = Exec {
+            timeout_ms: 2000,
+            ..sh(count)
+        };
+        let ran = cell.host().exec(exec).await.expect("it runs");
+        assert!(!ran.stderr.is_empty(), "{ran:?}");
+    }
+}
