@@ -257,7 +257,7 @@ impl Server {
                 .join("loop/backing_file");
             std::fs::read_to_string(file).unwrap_or_default()
         };
-        let ours = within_file_system(&self.data_dir());
+        let ours = within_file_system(&self.runtime_dir());
         let loops = names(Path::new("/sys/block"))
             .into_iter()
             .filter(|name| name.starts_with("loop"));

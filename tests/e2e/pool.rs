@@ -1,6 +1,8 @@
 //! Warm pools, with real sandboxes.
 
 use k8e_e2e::Server;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::PidfdFlags;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -146,7 +148,10 @@ fn kill(server: &Server, id: &str) {
     let record: Value = serde_json::from_slice(&record).unwrap();
     let pid = i32::try_from(record["pid"].as_i64().unwrap()).unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    // Nobody can tell one that is about to die from one that lives.
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
 }
 
 /// Python that holds that many MiB for a moment.
