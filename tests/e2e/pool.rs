@@ -145,8 +145,16 @@ fn kill(server: &Server, id: &str) {
     };
     let record: Value = serde_json::from_slice(&record).unwrap();
     let pid = i32::try_from(record["pid"].as_i64().unwrap()).unwrap();
-    let pid = rustix::process::Pid::from_raw(pid).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let process = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    // A killed process lives for another moment; what is claimed in it dies in its session's hands.
+    let deadline = Instant::now() + WAIT;
+    while std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.contains(") Z "))
+    {
+        assert!(Instant::now() < deadline, "{pid} does not die");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Python that holds that many MiB for a moment.
