@@ -38,6 +38,7 @@ struct PoolJson {
     claims: u64,
     hits: u64,
     misses: u64,
+    unfit: u64,
     /// Of all claims; none before the first.
     hit_rate: Option<f64>,
     claim_p50_ms: f64,
@@ -68,6 +69,7 @@ impl From<v1::Pool> for PoolJson {
             claims,
             hits: pool.hits,
             misses: pool.misses,
+            unfit: pool.unfit,
             hit_rate: (claims > 0).then(|| float(pool.hits) / float(claims)),
             claim_p50_ms: float(pool.claim_p50_us) / 1000.0,
             claim_p99_ms: float(pool.claim_p99_us) / 1000.0,

@@ -48,7 +48,7 @@ impl Pool {
         };
         if limits.disk_bytes != self.limits.disk_bytes {
             // A disk is made with its sandbox. How many want another does not say how many want this.
-            self.state().misses += 1;
+            self.state().unfit += 1;
             return None;
         }
         let mut state = self.state();
