@@ -31,7 +31,7 @@ use async_trait::async_trait;
 use cgroup::Cgroups;
 use child::Setup;
 use disk::Disks;
-use k8e_model::{Code, RuntimeKind, SandboxId, Template};
+use k8e_model::{Code, Limits, RuntimeKind, SandboxId, Template};
 use launcher::{Forked, Launcher};
 use record::Record;
 use rootfs::{Disk, Rootfs};
@@ -277,8 +277,7 @@ impl Shared {
                 skeleton: self.skeleton(),
                 layers: self.layers.clone(),
                 disk,
-                // Half: what is kept in it cannot be freed by ending processes.
-                shm_bytes: spec.limits.memory_bytes / 2,
+                shm_bytes: shm_bytes(&spec.limits),
                 uid_base,
                 idmap: self.idmap,
             },
@@ -357,6 +356,11 @@ fn guest_program(bytes: &[u8]) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd as _;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(fs::File::open(path)?.into())
+}
+
+/// Half of the memory: what is kept in shared memory cannot be freed by ending processes.
+fn shm_bytes(limits: &Limits) -> u64 {
+    limits.memory_bytes / 2
 }
 
 /// Listens in the sandbox's directory, whatever the length of its path.

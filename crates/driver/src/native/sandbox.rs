@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use k8e_model::{LimitEvents, Limits, SandboxId};
 use rustix::process::Signal;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
@@ -52,6 +52,16 @@ impl NativeSandbox {
         })
     }
 
+    /// Of its first process, as long as that lives.
+    fn pid(&self) -> io::Result<i32> {
+        let path = format!("/proc/self/fdinfo/{}", self.init.get_ref().as_raw_fd());
+        let info = std::fs::read_to_string(path)?;
+        let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+        let pid = pid.and_then(|pid| pid.trim().parse().ok());
+        pid.filter(|pid| *pid > 0)
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     /// Asks the kernel itself, in a microsecond.
     fn is_over(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -71,7 +81,12 @@ impl Sandbox for NativeSandbox {
     }
 
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
-        self.cgroup.set_limits(limits)
+        self.cgroup.set_limits(limits)?;
+        let resized = self.pid().and_then(|pid| resize_shm(pid, limits));
+        resized.map_err(DriverError::step(
+            "resize",
+            format!("the shared memory of {}", self.id),
+        ))
     }
 
     async fn died(&self) {
@@ -96,4 +111,13 @@ impl Sandbox for NativeSandbox {
         let (shared, id, base) = (Arc::clone(&self.shared), self.id.clone(), self.uid_base);
         super::blocking(move || shared.remove(&id, Some(base))).await
     }
+}
+
+/// Gives `/dev/shm` the size that a launch with these limits would have given it.
+fn resize_shm(pid: i32, limits: &Limits) -> io::Result<()> {
+    use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_string, fspick};
+    let path = format!("/proc/{pid}/root/dev/shm");
+    let shm = fspick(rustix::fs::CWD, path, FsPickFlags::FSPICK_CLOEXEC)?;
+    fsconfig_set_string(shm.as_fd(), "size", super::shm_bytes(limits).to_string())?;
+    Ok(fsconfig_reconfigure(shm.as_fd())?)
 }
