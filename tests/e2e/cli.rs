@@ -591,6 +591,7 @@ fn ordinary_programs_work_inside() {
     for (script, want) in [
         ("useradd bob && id -u bob", "1001\n"),
         ("su bob -c 'echo $USER $HOME'", "bob /home/bob\n"),
+        ("su user -c 'touch ~/f && stat -c %U ~/f'", "user\n"),
         (
             "su user -c 'id -un'; runuser -u nobody -- id -un",
             "user\nnobody\n",

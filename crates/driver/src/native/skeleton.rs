@@ -8,7 +8,7 @@ use crate::DriverError;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 
 /// Directories of the host that hold programs. Where one is a link, the link is made instead.
@@ -51,6 +51,9 @@ const ETC: [&str; 27] = [
 /// Certificates, alternatives and fonts are a few hundred files; more is not what we expect there.
 const ETC_FILES_MAX: usize = 20_000;
 const ETC_FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+/// The user that `/etc/passwd` names beside root.
+const USER: u32 = 1000;
 
 /// Directories that every system has, and their modes.
 const DIRECTORIES: [(&str, u32); 19] = [
@@ -153,6 +156,7 @@ fn build_io(dir: &Path) -> io::Result<()> {
     for (name, mode) in DIRECTORIES {
         make_dir(&dir.join(name), mode)?;
     }
+    chown(dir.join("home/user"), Some(USER), Some(USER))?;
     for name in PROGRAMS {
         match fs::symlink_metadata(Path::new("/").join(name)) {
             Ok(meta) if meta.is_dir() => make_dir(&dir.join(name), 0o755)?,
