@@ -591,7 +591,11 @@ fn ordinary_programs_work_inside() {
     for (script, want) in [
         ("useradd bob && id -u bob", "1001\n"),
         ("su bob -c 'echo $USER $HOME'", "bob /home/bob\n"),
-        ("su user -c 'id -un'; runuser -u nobody -- id -un", "user\nnobody\n"),
+        ("su user -c 'touch ~/f && stat -c %U ~/f'", "user\n"),
+        (
+            "su user -c 'id -un'; runuser -u nobody -- id -un",
+            "user\nnobody\n",
+        ),
         (
             "git init -q r && cd r && git -c user.email=a@b -c user.name=n commit -q --allow-empty -m x && git log --format=%s",
             "x\n",

@@ -99,6 +99,8 @@ fn test(binaries: &Binaries, with_root_tests: bool) -> Outcome {
         "--workspace",
         "--exclude",
         "xtask",
+        // One run names everything that fails: on a machine elsewhere a second one costs minutes.
+        "--no-fail-fast",
         "--profile",
         "ci",
     ]);

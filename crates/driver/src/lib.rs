@@ -60,6 +60,10 @@ pub trait Driver: Send + Sync {
     /// Makes a sandbox whose guest listens. On failure nothing is left behind, or the error says what.
     async fn launch(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, DriverError>;
 
+    /// Whether a sandbox that was launched with limits `from` can get limits `to` by
+    /// [`Sandbox::set_limits`].
+    fn can_change_limits(&self, from: &Limits, to: &Limits) -> bool;
+
     /// Finds a sandbox of an earlier server again; none when it is dead.
     async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError>;
 
@@ -76,8 +80,8 @@ pub trait Sandbox: Send + Sync {
     /// How often its limits were hit so far.
     fn limit_events(&self) -> LimitEvents;
 
-    /// Gives it other limits, before anything but its guest has run in it. Its disk has the size it
-    /// was launched with, whatever these say. A few writes to kernel files: no need to be async.
+    /// Gives it other limits, before anything but its guest has run in it, as far as its driver
+    /// [can](Driver::can_change_limits). A few writes to kernel files: no need to be async.
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError>;
 
     /// Resolves when it is dead, however it died; at its first poll when it is dead already.

@@ -28,7 +28,7 @@ pub use launcher::{LAUNCHER_ARG, launcher_main};
 
 use crate::{DriverError, SandboxSpec};
 use disk::Disks;
-use k8e_model::{Code, Template};
+use k8e_model::{Code, Limits, Template};
 use launcher::Launcher;
 use rootfs::{Disk, Rootfs};
 use skeleton::Layer;
@@ -173,7 +173,7 @@ impl Machine {
                 layers: self.0.layers.clone(),
                 disk,
                 // Half: what is kept in it cannot be freed by ending processes.
-                shm_bytes: spec.limits.memory_bytes / 2,
+                shm_bytes: shm_bytes(&spec.limits),
                 uid_base,
                 idmap: self.0.idmap,
             },
@@ -183,6 +183,11 @@ impl Machine {
     fn skeleton(&self) -> PathBuf {
         self.0.dir.join("templates/host")
     }
+}
+
+/// Of `/dev/shm`: half of the memory, because what is kept there cannot be freed by ending processes.
+pub(crate) fn shm_bytes(limits: &Limits) -> u64 {
+    limits.memory_bytes / 2
 }
 
 /// A directory for nobody but us.

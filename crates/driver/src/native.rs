@@ -11,7 +11,7 @@ use crate::local::sandboxes::{Kind, Prepared, Sandboxes, Started};
 use crate::{Driver, DriverError, Machine, Probe, Sandbox, SandboxSpec};
 use async_trait::async_trait;
 use child::Setup;
-use k8e_model::{RuntimeKind, SandboxId};
+use k8e_model::{Limits, RuntimeKind, SandboxId};
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -25,7 +25,7 @@ const KIND: Kind = Kind {
     name: "native",
     socket: SOCKET,
     around: |limits| *limits,
-    pids_inside: false,
+    has_kernel: false,
 };
 
 /// Makes native sandboxes.
@@ -61,6 +61,11 @@ impl Driver for NativeDriver {
         let start = move |spec: &SandboxSpec, prepared: Prepared| start(&machine, spec, prepared);
         let sandbox = self.sandboxes.launch(spec, start).await?;
         Ok(Box::new(sandbox))
+    }
+
+    /// A disk is made with its sandbox.
+    fn can_change_limits(&self, from: &Limits, to: &Limits) -> bool {
+        from.disk_bytes == to.disk_bytes
     }
 
     async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError> {

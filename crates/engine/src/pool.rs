@@ -40,8 +40,10 @@ pub struct PoolStatus {
     pub pending: usize,
     /// Sessions that got one.
     pub hits: u64,
-    /// Sessions that could have, and got a new sandbox: none was ready, or they want another disk.
+    /// Sessions that could have, and got a new sandbox: none was ready.
     pub misses: u64,
+    /// Sessions that could not have: they asked for limits that it cannot get any more.
+    pub unfit: u64,
     /// Half of the last claims took no longer, in microseconds.
     pub claim_p50_us: u64,
     /// 99 of 100 of the last claims took no longer, in microseconds.
@@ -78,6 +80,7 @@ struct State {
     demand_at: Instant,
     hits: u64,
     misses: u64,
+    unfit: u64,
     latencies: Latencies,
     /// Launches that failed since one worked.
     failures: u32,
@@ -133,6 +136,7 @@ impl Pool {
                 demand_at: Instant::now(),
                 hits: 0,
                 misses: 0,
+                unfit: 0,
                 latencies: Latencies::default(),
                 failures: 0,
                 failure: String::new(),
@@ -154,6 +158,7 @@ impl Pool {
             pending: state.pending,
             hits: state.hits,
             misses: state.misses,
+            unfit: state.unfit,
             claim_p50_us,
             claim_p99_us,
             failure: state.failure.clone(),

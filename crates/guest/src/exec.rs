@@ -2,7 +2,7 @@
 //!
 //! # Flow
 //! 1. Everything is prepared: user, environment, working directory, a script's file.
-//! 2. The guest forks a *supervisor*, which makes itself a subreaper and starts the command in a
+//! 2. The guest starts a *supervisor*, a process in its own memory, which makes itself a subreaper and starts the command in a
 //!    session of its own. Whatever the command starts, however it hides (new session, double fork,
 //!    empty environment), stays a descendant of the supervisor.
 //! 3. Output is forwarded as the host takes it, input as the command takes it.
@@ -25,11 +25,13 @@ mod kill;
 mod output;
 mod script;
 mod spawn;
+mod sys;
 
 use crate::error::{Error, show};
-use crate::sys::{self, Stage};
+use crate::sys::monotonic_ns;
 use crate::{Guest, procfs, reaper};
 pub(crate) use spawn::above;
+pub(crate) use sys::Loan;
 
 use command::Command;
 use k8e_wire::GuestEnd;
@@ -41,6 +43,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
+use sys::Stage;
 use tokio::sync::Notify;
 
 /// How the loop around a command ended.
@@ -94,8 +97,9 @@ pub(crate) async fn exec(
     peer: OwnedFd,
     request: Exec,
 ) -> Result<Reply, Error> {
-    let command = Command::prepare(&request).await?;
-    let begin_ns = sys::monotonic_ns();
+    let (command, _script) = Command::prepare(&request).await?;
+    let command = Arc::new(command);
+    let begin_ns = monotonic_ns();
     let Child {
         supervisor,
         mut reports,

@@ -66,7 +66,7 @@ pub(crate) struct Guest {
     pub(crate) config: Config,
     pub(crate) supervisors: reaper::Supervisors,
     /// Signals that commands must get reset.
-    pub(crate) signals: Vec<i32>,
+    pub(crate) signals: Arc<[i32]>,
     /// What commands without input read.
     pub(crate) dev_null: Option<OwnedFd>,
     /// Streams of ended commands that background processes still write to.
@@ -100,7 +100,7 @@ pub async fn serve(listener: UnixListener, config: Config) {
     let guest = Arc::new(Guest {
         config,
         supervisors: reaper::Supervisors::default(),
-        signals: sys::changed_signals(),
+        signals: sys::changed_signals().into(),
         dev_null: std::fs::File::open("/dev/null")
             .ok()
             .and_then(|file| exec::above(file.into()).ok()),

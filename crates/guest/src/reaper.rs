@@ -1,8 +1,9 @@
 //! Who has died. As init the guest reaps every process of the sandbox; otherwise only its own
 //! supervisors, because other children belong to whoever shares the process.
 
+use crate::exec::Loan;
 use crate::{Guest, sys};
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,28 +14,29 @@ const GONE_WITHIN: Duration = Duration::from_secs(10);
 /// Also looked without a signal, should one be lost.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// Supervisors that were not reaped yet. While one is in here, its process id cannot be another's.
+/// Supervisors that were not reaped yet, and the memory they use. While one is in here, its process
+/// id cannot be another's.
 #[derive(Debug, Default)]
-pub(crate) struct Supervisors(Mutex<HashSet<i32>>);
+pub(crate) struct Supervisors(Mutex<HashMap<i32, Loan>>);
 
 // === impl Supervisors ===
 
 impl Supervisors {
-    /// Adds one, right after its fork.
-    pub(crate) fn insert(&self, pid: i32) {
-        self.set().insert(pid);
+    /// Adds one, right after it was made.
+    pub(crate) fn insert(&self, pid: i32, loan: Loan) {
+        self.map().insert(pid, loan);
     }
 
     /// Whether it was not reaped yet.
     pub(crate) fn contains(&self, pid: i32) -> bool {
-        self.set().contains(&pid)
+        self.map().contains_key(&pid)
     }
 
     fn remove(&self, pid: i32) {
-        self.set().remove(&pid);
+        self.map().remove(&pid);
     }
 
-    fn set(&self) -> std::sync::MutexGuard<'_, HashSet<i32>> {
+    fn map(&self) -> std::sync::MutexGuard<'_, HashMap<i32, Loan>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

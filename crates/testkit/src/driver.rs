@@ -180,6 +180,10 @@ impl Driver for FakeDriver {
             .unwrap_or(Probe::Usable { weaker: Vec::new() })
     }
 
+    fn can_change_limits(&self, from: &Limits, to: &Limits) -> bool {
+        from.disk_bytes == to.disk_bytes
+    }
+
     async fn launch(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, DriverError> {
         let (delay, failure) = {
             let mut state = self.0.state();

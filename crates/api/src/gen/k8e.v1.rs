@@ -515,7 +515,7 @@ pub struct Pool {
     #[prost(uint32, tag = "7")]
     pub pending: u32,
     /// Sessions made since the server started: with a warm sandbox, and with a new one because none
-    /// was ready or they asked for another disk.
+    /// was ready.
     #[prost(uint64, tag = "8")]
     pub hits: u64,
     #[prost(uint64, tag = "9")]
@@ -528,6 +528,9 @@ pub struct Pool {
     /// Why the last launch failed.
     #[prost(string, tag = "12")]
     pub failure: ::prost::alloc::string::String,
+    /// Sessions that no sandbox of the pool fits: they asked for limits that it cannot get any more.
+    #[prost(uint64, tag = "13")]
+    pub unfit: u64,
 }
 /// Generated client implementations.
 pub mod sandboxes_client {

@@ -12,7 +12,8 @@ Show the sandboxes that wait for a session.
 
 A server keeps some ready for each template and runtime, so that a new session need not wait for
 one to be made. How many follows what was claimed lately, between --pool-min and --pool-max of
-`k8e server`. A session with another disk size than the server's default is never made from a pool.";
+`k8e server`. A session with another disk size than the server's default is never made from a pool;
+with gVisor, neither is one with another number of processes.";
 
 /// Arguments of `k8e sandbox pool`.
 #[derive(Args, Debug)]
@@ -38,6 +39,7 @@ struct PoolJson {
     claims: u64,
     hits: u64,
     misses: u64,
+    unfit: u64,
     /// Of all claims; none before the first.
     hit_rate: Option<f64>,
     claim_p50_ms: f64,
@@ -68,6 +70,7 @@ impl From<v1::Pool> for PoolJson {
             claims,
             hits: pool.hits,
             misses: pool.misses,
+            unfit: pool.unfit,
             hit_rate: (claims > 0).then(|| float(pool.hits) / float(claims)),
             claim_p50_ms: float(pool.claim_p50_us) / 1000.0,
             claim_p99_ms: float(pool.claim_p99_us) / 1000.0,

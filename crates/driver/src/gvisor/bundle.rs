@@ -5,7 +5,7 @@
 
 use super::child::Task;
 use crate::local::uids::RANGE;
-use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps};
+use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps, shm_bytes};
 use k8e_model::Limits;
 use serde_json::json;
 
@@ -56,7 +56,7 @@ pub(super) fn config(limits: &Limits, uid_base: u32, task: Task) -> String {
                 "destination": "/dev/shm",
                 "type": "tmpfs",
                 "source": "shm",
-                "options": ["nosuid", "nodev", "mode=1777", format!("size={}", limits.memory_bytes / 2)],
+                "options": ["nosuid", "nodev", "mode=1777", format!("size={}", shm_bytes(limits))],
             },
         ],
         "linux": {

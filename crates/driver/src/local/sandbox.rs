@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use k8e_model::{LimitEvents, Limits, SandboxId};
 use rustix::process::Signal;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
@@ -25,8 +25,6 @@ pub(crate) struct LocalSandbox {
     guest: GuestAddress,
     cgroup: Cgroup,
     init: AsyncFd<OwnedFd>,
-    /// Processes it may have, where that is settled for good.
-    pids: Option<u32>,
 }
 
 // === impl LocalSandbox ===
@@ -38,7 +36,6 @@ impl LocalSandbox {
         id: SandboxId,
         uid_base: u32,
         init: OwnedFd,
-        pids: Option<u32>,
     ) -> Result<Self, DriverError> {
         let init = sys::watch(init).map_err(DriverError::step(
             "watch",
@@ -53,8 +50,17 @@ impl LocalSandbox {
             guest,
             cgroup,
             init,
-            pids,
         })
+    }
+
+    /// Of its first process, as long as that lives.
+    fn pid(&self) -> io::Result<i32> {
+        let path = format!("/proc/self/fdinfo/{}", self.init.get_ref().as_raw_fd());
+        let info = std::fs::read_to_string(path)?;
+        let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+        let pid = pid.and_then(|pid| pid.trim().parse().ok());
+        pid.filter(|pid| *pid > 0)
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Asks the kernel itself, in a microsecond.
@@ -76,12 +82,16 @@ impl Sandbox for LocalSandbox {
     }
 
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
-        if self.pids.is_some_and(|pids| pids != limits.pids) {
-            return Err(DriverError::Unusable(
-                "its limit of processes was settled when it was made".to_owned(),
-            ));
+        self.cgroup.set_limits(&self.sandboxes.around(limits))?;
+        if self.sandboxes.has_kernel() {
+            // Its kernel counts shared memory as memory; the size is only what `df` says.
+            return Ok(());
         }
-        self.cgroup.set_limits(&self.sandboxes.around(limits))
+        let resized = self.pid().and_then(|pid| resize_shm(pid, limits));
+        resized.map_err(DriverError::step(
+            "resize",
+            format!("the shared memory of {}", self.id),
+        ))
     }
 
     async fn died(&self) {
@@ -106,4 +116,13 @@ impl Sandbox for LocalSandbox {
         let (own, id, base) = (Arc::clone(&self.sandboxes), self.id.clone(), self.uid_base);
         blocking(move || own.remove(&id, Some(base))).await
     }
+}
+
+/// Gives `/dev/shm` the size that a launch with these limits would have given it.
+fn resize_shm(pid: i32, limits: &Limits) -> io::Result<()> {
+    use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_string, fspick};
+    let path = format!("/proc/{pid}/root/dev/shm");
+    let shm = fspick(rustix::fs::CWD, path, FsPickFlags::FSPICK_CLOEXEC)?;
+    fsconfig_set_string(shm.as_fd(), "size", super::shm_bytes(limits).to_string())?;
+    Ok(fsconfig_reconfigure(shm.as_fd())?)
 }

@@ -36,8 +36,8 @@ pub(crate) struct Kind {
     pub(crate) socket: &'static str,
     /// What the control group around a sandbox gets.
     pub(crate) around: fn(&Limits) -> Limits,
-    /// Whether processes are counted inside, by a limit that cannot be changed from outside.
-    pub(crate) pids_inside: bool,
+    /// Whether each has a kernel of its own, which has its own idea of limits inside.
+    pub(crate) has_kernel: bool,
 }
 
 /// What a new sandbox has before its first process.
@@ -89,6 +89,11 @@ impl Sandboxes {
         (self.kind.around)(limits)
     }
 
+    /// Whether each has a kernel of its own.
+    pub(super) fn has_kernel(&self) -> bool {
+        self.kind.has_kernel
+    }
+
     /// Makes one; `start` makes its first process.
     pub(crate) async fn launch<F>(
         self: &Arc<Self>,
@@ -98,14 +103,12 @@ impl Sandboxes {
     where
         F: FnOnce(&SandboxSpec, Prepared) -> Result<Started, DriverError> + Send + 'static,
     {
-        let pids = self.kind.pids_inside.then_some(spec.limits.pids);
         let (own, spec, id) = (Arc::clone(self), spec.clone(), spec.id.clone());
         let (started, base) = blocking(move || own.launch_now(&spec, start)).await?;
-        let launch =
-            match LocalSandbox::new(Arc::clone(self), id.clone(), base, started.pidfd, pids) {
-                Ok(sandbox) => return Ok(sandbox),
-                Err(launch) => launch,
-            };
+        let launch = match LocalSandbox::new(Arc::clone(self), id.clone(), base, started.pidfd) {
+            Ok(sandbox) => return Ok(sandbox),
+            Err(launch) => launch,
+        };
         let own = Arc::clone(self);
         Err(with_cleanup(
             launch,
@@ -187,7 +190,7 @@ impl Sandboxes {
             return Ok(None);
         }
         self.machine.uids().keep(record.uid_base);
-        LocalSandbox::new(Arc::clone(self), id.clone(), record.uid_base, init, None).map(Some)
+        LocalSandbox::new(Arc::clone(self), id.clone(), record.uid_base, init).map(Some)
     }
 
     /// Removes every trace; what is already gone is no error. The directory goes last.

@@ -52,6 +52,9 @@ const ETC: [&str; 27] = [
 const ETC_FILES_MAX: usize = 20_000;
 const ETC_FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
+/// The user that `/etc/passwd` names beside root.
+const USER: u32 = 1000;
+
 /// Directories that every system has, and their modes.
 const DIRECTORIES: [(&str, u32); 19] = [
     ("dev", 0o755),
@@ -74,9 +77,6 @@ const DIRECTORIES: [(&str, u32); 19] = [
     ("var/tmp", 0o1777),
     ("workspace", 0o755),
 ];
-
-/// Whose `/home/user` is.
-const USER: u32 = 1000;
 
 /// No passwords, and no shadow file that programs would look for them in.
 const FILES: [(&str, &str); 7] = [

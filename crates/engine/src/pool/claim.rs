@@ -46,9 +46,9 @@ impl Pool {
             pool: Arc::clone(self),
             since: Instant::now(),
         };
-        if limits.disk_bytes != self.limits.disk_bytes {
-            // A disk is made with its sandbox. How many want another does not say how many want this.
-            self.state().misses += 1;
+        if !self.driver.can_change_limits(&self.limits, limits) {
+            // How many want another does not say how many want this.
+            self.state().unfit += 1;
             return None;
         }
         let mut state = self.state();

@@ -199,7 +199,8 @@ async fn another_disk_needs_another_sandbox() {
         64 * MIB
     );
     let pool = server.pool();
-    assert_eq!((pool.hits, pool.misses, pool.ready), (0, 1, 1));
+    assert_eq!((pool.hits, pool.misses, pool.unfit), (0, 0, 1));
+    assert_eq!(pool.ready, 1);
     assert_eq!(pool.target, 1);
 }
 

@@ -123,6 +123,7 @@ fn pool(pool: PoolStatus) -> v1::Pool {
         claim_p50_us: pool.claim_p50_us,
         claim_p99_us: pool.claim_p99_us,
         failure: pool.failure,
+        unfit: pool.unfit,
     }
 }
 

@@ -1,4 +1,4 @@
-//! A command, prepared: all that a fork cannot make any more.
+//! A command, prepared: all that its process cannot make any more.
 
 use super::script::{self, ScriptFile};
 use crate::error::{Error, show};
@@ -20,6 +20,7 @@ const CWD: &[u8] = b"/workspace";
 const PATH_DIRS_MAX: usize = 256;
 
 /// What to run.
+#[derive(Debug)]
 pub(crate) struct Command {
     /// Paths of the program, tried in order.
     pub(crate) programs: Vec<CString>,
@@ -31,15 +32,14 @@ pub(crate) struct Command {
     pub(crate) cwd: CString,
     /// Whom to run as.
     pub(crate) user: User,
-    /// Removes the script when the command is dropped.
-    _script: Option<ScriptFile>,
 }
 
 // === impl Command ===
 
 impl Command {
-    /// Checks and prepares a request: finds the user, makes the working directory, writes the script.
-    pub(crate) async fn prepare(request: &Exec) -> Result<Self, Error> {
+    /// Checks and prepares a request: finds the user, makes the working directory, writes the
+    /// script, which is removed when it is dropped.
+    pub(crate) async fn prepare(request: &Exec) -> Result<(Self, Option<ScriptFile>), Error> {
         let user = User::find(&request.user)?;
         let env = environment(request, &user)?;
         let cwd = if request.cwd.is_empty() {
@@ -86,14 +86,14 @@ impl Command {
             .iter()
             .map(|(name, value)| c_string("environment", &[name, &b"="[..], value].concat()))
             .collect::<Result<_, _>>()?;
-        Ok(Self {
+        let command = Self {
             programs,
             argv,
             envp,
             cwd: cwd_string,
             user,
-            _script: script,
-        })
+        };
+        Ok((command, script))
     }
 
     /// The program as asked for.

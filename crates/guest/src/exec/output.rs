@@ -1,7 +1,8 @@
 //! What a command says: its two streams, and through its supervisor how it started and ended.
 
 use super::Outcome;
-use crate::sys::{self, Report};
+use super::sys::Report;
+use crate::sys;
 use crate::{Guest, procfs};
 use bytes::Bytes;
 use k8e_wire::proto::{Started, reply::Reply};

@@ -1,14 +1,15 @@
-//! Starts a command: pipes, the fork, and what the guest keeps of both.
+//! Starts a command: pipes, the supervisor, and what the guest keeps of both.
 
 use super::command::Command;
 use super::output::Reports;
+use super::sys::{self, Plan};
 use crate::error::Error;
-use crate::sys::{self, Ids, Plan};
 use crate::{Guest, error};
 use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::sync::Arc;
 use tokio::net::unix::pipe::{Receiver, Sender};
 
 /// Lowest descriptor that the command's ends get: below are those that the supervisor overwrites.
@@ -29,14 +30,18 @@ pub(crate) struct Child {
 }
 
 /// Starts a command.
-pub(crate) fn spawn(guest: &Guest, command: &Command, with_stdin: bool) -> Result<Child, Error> {
+pub(crate) fn spawn(
+    guest: &Guest,
+    command: &Arc<Command>,
+    with_stdin: bool,
+) -> Result<Child, Error> {
     let failed = || Error::os::<io::Error>("make pipes for", command.name());
     let (report_read, report_write) = pipe_from().map_err(failed())?;
     let (stdout_read, stdout_write) = pipe_from().map_err(failed())?;
     let (stderr_read, stderr_write) = pipe_from().map_err(failed())?;
     let (stdin_read, stdin_write) = stdin(guest, with_stdin).map_err(failed())?;
-    let user = &command.user;
-    let supervisor = sys::spawn(&Plan {
+    let (supervisor, loan) = sys::spawn(&Plan {
+        command,
         stdin: stdin_read
             .as_ref()
             .or(guest.dev_null.as_ref())
@@ -44,20 +49,11 @@ pub(crate) fn spawn(guest: &Guest, command: &Command, with_stdin: bool) -> Resul
         stdout: stdout_write.as_fd(),
         stderr: stderr_write.as_fd(),
         report: report_write.as_fd(),
-        programs: &command.programs,
-        argv: &command.argv,
-        envp: &command.envp,
-        cwd: &command.cwd,
-        user: (user.uid != 0).then_some(Ids {
-            uid: user.uid,
-            gid: user.gid,
-            groups: &user.groups,
-        }),
         signals: &guest.signals,
         nofile: guest.config.nofile,
     })
     .map_err(fork_error)?;
-    guest.supervisors.insert(supervisor);
+    guest.supervisors.insert(supervisor, loan);
     let child = receiver(report_read).and_then(|reports| {
         Ok(Child {
             supervisor,
@@ -69,7 +65,7 @@ pub(crate) fn spawn(guest: &Guest, command: &Command, with_stdin: bool) -> Resul
     });
     // Only when the poller takes no more descriptors. The command dies with its supervisor.
     child.map_err(|error| {
-        sys::kill(supervisor, libc::SIGKILL);
+        crate::sys::kill(supervisor, libc::SIGKILL);
         failed()(error)
     })
 }

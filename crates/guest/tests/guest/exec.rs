@@ -507,15 +507,17 @@ fn commands_start_clean() {
         let want = "5\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n";
         assert_eq!(String::from_utf8_lossy(&ran.stdout), want);
         let ran = guest
-            .exec(sh(
-                "cut -d' ' -f5,6 /proc/$$/stat; cat /proc/self/oom_score_adj; echo $$",
-            ))
+            .exec(sh("cut -d' ' -f5,6 /proc/$$/stat; echo $$
+                 # Set from outside once the command runs: not in its first instant.
+                 for _ in $(seq 100); do
+                     score=$(cat /proc/$$/oom_score_adj); [ $score != 0 ] && break; sleep 0.05
+                 done; echo $score"))
             .await
             .unwrap();
         let pid = ran.pid;
         assert_eq!(
             String::from_utf8_lossy(&ran.stdout),
-            format!("{pid} {pid}\n500\n{pid}\n")
+            format!("{pid} {pid}\n{pid}\n500\n")
         );
     });
 }
