@@ -77,3 +77,38 @@ fn who_takes_too_much_memory_is_ended_and_told_so() {
     }
     server.assert_traces(0);
 }
+
+#[test]
+fn a_kernel_with_nothing_to_do_is_stopped_until_somebody_calls() {
+    let server = Server::start_with(&GVISOR);
+    let session = server.session();
+    let state = || {
+        let dir = server.data_dir().join("gvisor/sandboxes");
+        let dir = std::fs::read_dir(dir).unwrap().next().unwrap().unwrap();
+        let record = std::fs::read(dir.path().join("record.json")).unwrap();
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", record["pid"])).unwrap();
+        stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+    };
+    let becomes = |wanted: char| {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while state() != wanted {
+            assert!(Instant::now() < deadline, "{wanted}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    becomes('T');
+    assert_eq!(session.sh("echo again").out(), "again\n");
+    becomes('T');
+    // Something runs: it goes on running.
+    session.sh("setsid sh -c 'while sleep 0.1; do date +%s%N > beat; done' >/dev/null 2>&1 &");
+    let beat = || session.sh("cat beat").out();
+    std::thread::sleep(Duration::from_secs(4));
+    assert_ne!(state(), 'T');
+    let before = beat();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_ne!(beat(), before);
+    session.sh("pkill -f beat");
+    session.destroy();
+    server.assert_traces(0);
+}

@@ -4,9 +4,9 @@ use k8e_wire::proto::{Hello, reply, request};
 use k8e_wire::{HostEnd, PROTOCOL, WireError};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::net::UnixStream;
 
 /// Where a guest listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,38 +20,48 @@ pub enum GuestAddress {
 impl GuestAddress {
     /// Starts a call: one connection, one request.
     pub async fn call(&self, call: request::Call) -> Result<HostEnd, WireError> {
-        HostEnd::call(self.connect().await.map_err(WireError::Io)?, call).await
+        HostEnd::call(self.connect().map_err(WireError::Io)?, call).await
     }
 
     /// Asks the guest whether it is there and speaks our protocol.
     pub async fn hello(&self) -> Result<(), WireError> {
-        let mut end = self.call(request::Call::Hello(Hello {})).await?;
+        self.greet(false).await.map(drop)
+    }
+
+    /// Asks the guest how many processes there are beside it.
+    pub async fn count_processes(&self) -> Result<u32, WireError> {
+        self.greet(true).await
+    }
+
+    async fn greet(&self, count: bool) -> Result<u32, WireError> {
+        let mut end = self.call(request::Call::Hello(Hello { count })).await?;
         let reply::Reply::Hello(hello) = end.replies.next().await? else {
             return Err(WireError::OutOfTurn("no answer to hello"));
         };
         if hello.protocol == PROTOCOL {
-            Ok(())
+            Ok(hello.processes)
         } else {
             Err(WireError::OutOfTurn("another protocol version"))
         }
     }
 
-    async fn connect(&self) -> io::Result<UnixStream> {
-        match self {
-            Self::Unix(path) => connect_unix(path).await,
-        }
+    /// Never blocks: a guest whose queue is full is an error at once.
+    fn connect(&self) -> io::Result<UnixStream> {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+        let Self::Unix(path) = self;
+        let (_dir, short) = short(path)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&short)?)?;
+        Ok(socket.into())
     }
-}
-
-async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
-    let (_dir, short) = short(path)?;
-    UnixStream::connect(short).await
 }
 
 /// Whether somebody takes connections there.
 pub(crate) fn is_listening(path: &Path) -> io::Result<()> {
     let (_dir, short) = short(path)?;
-    std::os::unix::net::UnixStream::connect(short).map(drop)
+    UnixStream::connect(short).map(drop)
 }
 
 /// A socket's address holds 107 bytes; a data directory may be deeper. Going through the

@@ -84,6 +84,18 @@ pub trait Sandbox: Send + Sync {
     /// [can](Driver::can_change_limits). A few writes to kernel files: no need to be async.
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError>;
 
+    /// Whether it uses CPU though nothing runs in it, so that pausing it is worth while.
+    fn costs_idle(&self) -> bool {
+        false
+    }
+
+    /// Stops everything in it until it is resumed. It can be called and ended meanwhile; a call is
+    /// answered when it is resumed.
+    fn pause(&self) {}
+
+    /// Undoes [`Sandbox::pause`].
+    fn resume(&self) {}
+
     /// Resolves when it is dead, however it died; at its first poll when it is dead already.
     async fn died(&self);
 

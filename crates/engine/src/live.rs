@@ -37,6 +37,9 @@ struct State {
     deadline: Option<Instant>,
     runs: usize,
     calls: usize,
+    paused: bool,
+    /// When it is worth looking again whether it can be paused.
+    look_at: Instant,
 }
 
 /// What a session is used for.
@@ -73,6 +76,8 @@ impl Live {
             deadline: None,
             runs: 0,
             calls: 0,
+            paused: false,
+            look_at: now,
         };
         Self {
             sandbox: OnceLock::new(),
@@ -92,6 +97,38 @@ impl Live {
         if self.sandbox.set(sandbox).is_err() {
             unreachable!("a session gets one sandbox");
         }
+    }
+
+    /// A sandbox of a pool, which is paused if that is worth while.
+    pub(crate) fn set_warm_sandbox(&self, sandbox: Arc<dyn Sandbox>) {
+        self.state().paused = sandbox.costs_idle();
+        self.set_sandbox(sandbox);
+    }
+
+    /// Since when nobody uses it, when that may be long enough to pause its sandbox.
+    pub(crate) fn quiet_since(&self, now: Instant, quiet: Duration) -> Option<Instant> {
+        let worth = self.sandbox().is_some_and(|sandbox| sandbox.costs_idle());
+        let state = self.state();
+        let unused = !state.paused && state.runs + state.calls == 0;
+        let due = now >= state.used + quiet && now >= state.look_at;
+        (worth && unused && due && self.phase() == Phase::Active).then_some(state.used)
+    }
+
+    /// Pauses its sandbox, unless it was used meanwhile.
+    pub(crate) fn pause(&self, quiet_since: Instant) {
+        let mut state = self.state();
+        if state.runs + state.calls == 0
+            && state.used == quiet_since
+            && let Some(sandbox) = self.sandbox()
+        {
+            sandbox.pause();
+            state.paused = true;
+        }
+    }
+
+    /// It cannot be paused now.
+    pub(crate) fn look_again(&self, at: Instant) {
+        self.state().look_at = at;
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -225,6 +262,11 @@ impl Live {
             Purpose::Call if state.calls >= CALLS_MAX => return busy("file calls", CALLS_MAX),
             Purpose::Run => state.runs += 1,
             Purpose::Call => state.calls += 1,
+        }
+        if std::mem::take(&mut state.paused)
+            && let Some(sandbox) = self.sandbox()
+        {
+            sandbox.resume();
         }
         drop(state);
         Ok(Use {

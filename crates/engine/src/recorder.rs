@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// Events that may wait; over that new ones are dropped, for no caller may wait for them.
@@ -23,6 +23,9 @@ const CHUNKS_MAX: usize = 64;
 
 /// Of one transaction.
 const BATCH_MAX: usize = 256;
+
+/// How long events gather. Each transaction wakes a few threads, just when commands need the CPU.
+const GATHER: Duration = Duration::from_millis(20);
 
 /// How long output waits for a place in the queue. Longer than a busy disk needs for a whole queue.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -55,6 +58,8 @@ struct Queue<T> {
     written: watch::Receiver<u64>,
     /// Something found no place in time, and nothing was written since.
     stuck: Arc<AtomicBool>,
+    /// Somebody waits for what was handed in.
+    hurry: Arc<Notify>,
 }
 
 /// The writer's end of a queue.
@@ -62,6 +67,7 @@ struct Work<T> {
     items: mpsc::Receiver<T>,
     written: watch::Sender<u64>,
     stuck: Arc<AtomicBool>,
+    hurry: Arc<Notify>,
 }
 
 enum Note {
@@ -212,6 +218,7 @@ impl<T> Queue<T> {
     async fn flushed(&self) {
         let all = self.handed_in.load(Ordering::Relaxed);
         let mut written = self.written.clone();
+        self.hurry.notify_one();
         // A writer that is gone has nothing left to write.
         written.wait_for(|written| *written >= all).await.ok();
     }
@@ -224,6 +231,7 @@ impl<T> Clone for Queue<T> {
             handed_in: Arc::clone(&self.handed_in),
             written: self.written.clone(),
             stuck: Arc::clone(&self.stuck),
+            hurry: Arc::clone(&self.hurry),
         }
     }
 }
@@ -232,16 +240,19 @@ fn queue<T>(items_max: usize) -> (Queue<T>, Work<T>) {
     let (items, to_write) = mpsc::channel(items_max);
     let (done, written) = watch::channel(0);
     let stuck = Arc::new(AtomicBool::new(false));
+    let hurry = Arc::new(Notify::new());
     let queue = Queue {
         items,
         handed_in: Arc::default(),
         written,
         stuck: Arc::clone(&stuck),
+        hurry: Arc::clone(&hurry),
     };
     let work = Work {
         items: to_write,
         written: done,
         stuck,
+        hurry,
     };
     (queue, work)
 }
@@ -285,9 +296,13 @@ async fn write_notes(store: Store, mut work: Work<Note>) {
     let mut quiet = Quiet::default();
     let mut batch = Vec::with_capacity(BATCH_MAX);
     loop {
-        let count = work.items.recv_many(&mut batch, BATCH_MAX).await;
+        let mut count = work.items.recv_many(&mut batch, BATCH_MAX).await;
         if count == 0 {
             return;
+        }
+        if count < BATCH_MAX {
+            let _ = timeout(GATHER, work.hurry.notified()).await;
+            count += gathered(&mut work.items, &mut batch);
         }
         let (mut events, mut touched) = (Vec::new(), HashMap::new());
         for note in batch.drain(..) {
@@ -304,6 +319,17 @@ async fn write_notes(store: Store, mut work: Work<Note>) {
         }
         work.done(count);
     }
+}
+
+/// Adds what came meanwhile.
+fn gathered(items: &mut mpsc::Receiver<Note>, batch: &mut Vec<Note>) -> usize {
+    let before = batch.len();
+    while batch.len() < BATCH_MAX
+        && let Ok(note) = items.try_recv()
+    {
+        batch.push(note);
+    }
+    batch.len() - before
 }
 
 async fn write_output(store: Store, mut work: Work<Chunk>) {

@@ -5,6 +5,7 @@ mod destroy;
 mod expire;
 mod get;
 mod recover;
+mod rest;
 
 pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
 
@@ -108,6 +109,7 @@ impl Sessions {
         });
         shared.recover().await?;
         tokio::spawn(expire::expire(Arc::clone(&shared)));
+        tokio::spawn(rest::rest(Arc::clone(&shared)));
         pool::start(&shared);
         Ok(Self {
             _stop: Arc::new(StopOnDrop(Arc::clone(&shared))),

@@ -53,9 +53,14 @@ async fn dispatch(
     match call {
         Call::Exec(request) => Box::pin(exec::exec(guest, end, peer, request)).await,
         Call::WriteFile(request) => files::write(&mut end.requests, request).await,
-        Call::Hello(_) => Ok(Reply::Hello(HelloReply {
+        Call::Hello(request) => Ok(Reply::Hello(HelloReply {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            processes: if request.count {
+                processes::count()?
+            } else {
+                0
+            },
         })),
         Call::ReadFile(_)
         | Call::ListFiles(_)

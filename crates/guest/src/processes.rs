@@ -35,6 +35,14 @@ pub(crate) async fn list(replies: &mut ReplySink) -> Result<Reply, Error> {
     }))
 }
 
+/// Processes that are alive, without this one.
+pub(crate) fn count() -> Result<u32, Error> {
+    let all = procfs::scan().map_err(Error::os("read", b"/proc"))?;
+    let me = i32::try_from(std::process::id()).unwrap_or(1);
+    let others = all.iter().filter(|stat| stat.is_live() && stat.pid != me);
+    Ok(u32::try_from(others.count()).unwrap_or(u32::MAX))
+}
+
 /// None when the process is gone.
 fn describe(pid: i32) -> Option<Process> {
     let stat = Stat::read(pid)?;

@@ -54,6 +54,7 @@ impl ScriptedGuest {
 /// What a good guest says to hello.
 pub fn hello() -> reply::Reply {
     reply::Reply::Hello(HelloReply {
+        processes: 0,
         protocol: PROTOCOL,
         version: "scripted".to_owned(),
     })

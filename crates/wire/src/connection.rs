@@ -1,8 +1,11 @@
 //! The two ends of a call, typed so that neither can say what only the other may.
 
-use crate::frame::{FrameReader, FrameWriter, WireError};
+use crate::frame::{self, FrameReader, FrameWriter, WireError};
 use crate::proto::{Input, Reply, Request, input, reply, request};
 use crate::{GUEST_FRAME_BYTES_MAX, HOST_FRAME_BYTES_MAX};
+use bytes::{Buf as _, BytesMut};
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::net::UnixStream as StdStream;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
@@ -43,11 +46,21 @@ pub struct ReplySink(FrameWriter<OwnedWriteHalf>);
 // === impl HostEnd ===
 
 impl HostEnd {
-    /// Starts a call on a fresh connection.
-    pub async fn call(stream: UnixStream, call: request::Call) -> Result<Self, WireError> {
+    /// Starts a call on a fresh connection. What fits into the socket's buffer is sent right away:
+    /// tokio would first wait to hear that there is room in it.
+    pub async fn call(mut stream: StdStream, call: request::Call) -> Result<Self, WireError> {
+        let mut request = BytesMut::new();
+        frame::put(&mut request, &Request { call: Some(call) })?;
+        stream.set_nonblocking(true).map_err(WireError::Io)?;
+        match stream.write(&request) {
+            Ok(sent) => request.advance(sent),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(WireError::Io(error)),
+        }
+        let stream = UnixStream::from_std(stream).map_err(WireError::Io)?;
         let (read, write) = stream.into_split();
-        let mut writer = FrameWriter::new(write);
-        writer.send(&Request { call: Some(call) }).await?;
+        let mut writer = FrameWriter::with_held(write, request);
+        writer.flush().await?;
         Ok(Self {
             replies: Replies(FrameReader::new(read, GUEST_FRAME_BYTES_MAX)),
             inputs: Inputs(writer),
@@ -109,8 +122,18 @@ impl Requests {
 // === impl ReplySink ===
 
 impl ReplySink {
-    /// Sends one reply.
+    /// Sends one reply, and what was held before it.
     pub async fn send(&mut self, reply: reply::Reply) -> Result<(), WireError> {
         self.0.send(&Reply { reply: Some(reply) }).await
+    }
+
+    /// Keeps a reply to go with the next, or with [`Self::flush`].
+    pub fn hold(&mut self, reply: reply::Reply) -> Result<(), WireError> {
+        self.0.hold(&Reply { reply: Some(reply) })
+    }
+
+    /// Sends what is held.
+    pub async fn flush(&mut self) -> Result<(), WireError> {
+        self.0.flush().await
     }
 }

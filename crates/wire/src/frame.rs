@@ -110,31 +110,50 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// Writes to `io`.
     pub fn new(io: W) -> Self {
-        Self {
-            io,
-            buffer: BytesMut::new(),
-        }
+        Self::with_held(io, BytesMut::new())
     }
 
-    /// Writes one message and flushes it.
+    /// Writes to `io`, first what is held already.
+    pub(crate) fn with_held(io: W, buffer: BytesMut) -> Self {
+        Self { io, buffer }
+    }
+
+    /// Writes one message, and what was [held](Self::hold) before it.
     pub async fn send<M: Message>(&mut self, message: &M) -> Result<(), WireError> {
-        let bytes = message.encoded_len();
-        let prefix = u32::try_from(bytes).map_err(|_| WireError::TooLarge {
-            bytes,
-            max: u32::MAX as usize,
-        })?;
+        self.hold(message)?;
+        self.flush().await
+    }
+
+    /// Keeps a message until the next is sent, or [`Self::flush`] is called.
+    pub fn hold<M: Message>(&mut self, message: &M) -> Result<(), WireError> {
+        put(&mut self.buffer, message)
+    }
+
+    /// Writes what is held.
+    pub async fn flush(&mut self) -> Result<(), WireError> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let written = self.io.write_all(&self.buffer).await;
         self.buffer.clear();
-        self.buffer.reserve(PREFIX_BYTES + bytes);
-        self.buffer.put_u32(prefix);
-        message
-            .encode(&mut self.buffer)
-            .expect("the buffer was reserved for it");
-        self.io
-            .write_all(&self.buffer)
-            .await
-            .map_err(WireError::Io)?;
+        written.map_err(WireError::Io)?;
         self.io.flush().await.map_err(WireError::Io)
     }
+}
+
+/// Adds a message with its length to `buffer`.
+pub(crate) fn put<M: Message>(buffer: &mut BytesMut, message: &M) -> Result<(), WireError> {
+    let bytes = message.encoded_len();
+    let prefix = u32::try_from(bytes).map_err(|_| WireError::TooLarge {
+        bytes,
+        max: u32::MAX as usize,
+    })?;
+    buffer.reserve(PREFIX_BYTES + bytes);
+    buffer.put_u32(prefix);
+    message
+        .encode(buffer)
+        .expect("the buffer was reserved for it");
+    Ok(())
 }
 
 #[cfg(test)]

@@ -8,9 +8,11 @@
 use crate::DriverError;
 use k8e_model::{LimitEvents, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// The kernel's own default; shorter wakes more often, longer makes pauses felt.
@@ -22,6 +24,9 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(5);
 
 /// The controllers a sandbox needs; all must be there.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+
+/// Of a file that counts how often limits were hit.
+const EVENTS_BYTES_MAX: usize = 512;
 
 /// Where this machine's control groups are, and ours among them.
 #[derive(Clone, Debug)]
@@ -48,10 +53,13 @@ pub(crate) enum Join {
 }
 
 /// One sandbox's group.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Cgroup {
     version: Version,
     dirs: Vec<PathBuf>,
+    /// Files that count how often limits were hit, kept open: they are read before and after every
+    /// command. None once it is clear that they are not there.
+    events: OnceLock<[Option<File>; 2]>,
 }
 
 // === impl Join ===
@@ -107,6 +115,7 @@ impl Cgroups {
                 .iter()
                 .map(|parent| parent.join(id.as_str()))
                 .collect(),
+            events: OnceLock::new(),
         }
     }
 
@@ -220,15 +229,18 @@ impl Cgroup {
 
     /// How often limits were hit.
     pub(crate) fn limit_events(&self) -> LimitEvents {
-        let (memory, pids) = match (self.version, self.dirs.as_slice()) {
-            (Version::V1, [memory, _, pids]) => {
-                (memory.join("memory.oom_control"), pids.join("pids.events"))
-            }
-            (_, dirs) => (dirs[0].join("memory.events"), dirs[0].join("pids.events")),
-        };
+        let [memory, pids] = self.events.get_or_init(|| {
+            let (memory, pids) = match (self.version, self.dirs.as_slice()) {
+                (Version::V1, [memory, _, pids]) => {
+                    (memory.join("memory.oom_control"), pids.join("pids.events"))
+                }
+                (_, dirs) => (dirs[0].join("memory.events"), dirs[0].join("pids.events")),
+            };
+            [memory, pids].map(|path| File::open(path).ok())
+        });
         LimitEvents {
-            oom_kills: counter(&memory, "oom_kill"),
-            pids_refused: counter(&pids, "max"),
+            oom_kills: counter(memory.as_ref(), "oom_kill"),
+            pids_refused: counter(pids.as_ref(), "max"),
         }
     }
 
@@ -298,8 +310,10 @@ fn put(dir: &Path, file: &str, value: &str) -> Result<(), DriverError> {
     })
 }
 
-fn counter(file: &Path, key: &str) -> u64 {
-    let text = fs::read_to_string(file).unwrap_or_default();
+fn counter(file: Option<&File>, key: &str) -> u64 {
+    let mut text = [0; EVENTS_BYTES_MAX];
+    let read = file.and_then(|file| file.read_at(&mut text, 0).ok());
+    let text = std::str::from_utf8(&text[..read.unwrap_or(0)]).unwrap_or_default();
     let value = text
         .lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
@@ -348,8 +362,8 @@ mod tests {
     fn counters_are_read() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n").unwrap();
-        assert_eq!(counter(file.path(), "oom_kill"), 7);
-        assert_eq!(counter(Path::new("/nowhere"), "max"), 0);
+        assert_eq!(counter(Some(file.as_file()), "oom_kill"), 7);
+        assert_eq!(counter(None, "max"), 0);
     }
 
     #[test]
@@ -366,6 +380,7 @@ mod tests {
         let v2 = Cgroup {
             version: Version::V2,
             dirs: vec![dir.path().to_owned()],
+            events: OnceLock::new(),
         };
         v2.create(&limits).unwrap();
         assert_eq!(
@@ -394,6 +409,7 @@ mod tests {
         let v1 = Cgroup {
             version: Version::V1,
             dirs: vec![dir.path().to_owned(); 3],
+            events: OnceLock::new(),
         };
         v1.create(&limits).unwrap();
         assert_eq!(read("memory.limit_in_bytes"), "67108864");

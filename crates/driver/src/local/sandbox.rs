@@ -63,6 +63,14 @@ impl LocalSandbox {
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    /// To a kernel of its own. A sandbox without one is not paused: its processes are the host's.
+    fn signal(&self, signal: Signal) {
+        if self.sandboxes.has_kernel() {
+            // Whoever is dead needs no signal.
+            let _ = rustix::process::pidfd_send_signal(self.init.get_ref(), signal);
+        }
+    }
+
     /// Asks the kernel itself, in a microsecond.
     fn is_over(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -92,6 +100,19 @@ impl Sandbox for LocalSandbox {
             "resize",
             format!("the shared memory of {}", self.id),
         ))
+    }
+
+    /// gVisor's kernel wakes up about a thousand times a second to see how its programs fare.
+    fn costs_idle(&self) -> bool {
+        self.sandboxes.has_kernel()
+    }
+
+    fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    fn resume(&self) {
+        self.signal(Signal::CONT);
     }
 
     async fn died(&self) {

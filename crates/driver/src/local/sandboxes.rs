@@ -7,7 +7,7 @@ use super::record::Record;
 use super::rootfs::Disk;
 use super::sandbox::LocalSandbox;
 use super::{Machine, blocking, make_private_dir};
-use crate::{DriverError, SandboxSpec};
+use crate::{DriverError, Sandbox as _, SandboxSpec};
 use k8e_model::{Limits, SandboxId};
 use std::collections::HashSet;
 use std::fs;
@@ -190,7 +190,10 @@ impl Sandboxes {
             return Ok(None);
         }
         self.machine.uids().keep(record.uid_base);
-        LocalSandbox::new(Arc::clone(self), id.clone(), record.uid_base, init).map(Some)
+        let sandbox = LocalSandbox::new(Arc::clone(self), id.clone(), record.uid_base, init)?;
+        // The server before us may have left it paused.
+        sandbox.resume();
+        Ok(Some(sandbox))
     }
 
     /// Removes every trace; what is already gone is no error. The directory goes last.

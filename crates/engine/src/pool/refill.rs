@@ -171,7 +171,10 @@ impl Pool {
         let launched = self.driver.launch(&spec).await;
         let sandbox: Arc<dyn Sandbox> = launched.map_err(|e| chain(&e))?.into();
         match greet(sandbox.as_ref()).await {
-            Ok(()) => Ok(sandbox),
+            Ok(()) => {
+                sandbox.pause();
+                Ok(sandbox)
+            }
             Err(e) => {
                 discard(&sandbox).await;
                 Err(e.to_string())

@@ -122,7 +122,7 @@ impl Shared {
         drop(index);
         let origin = match claimed {
             Some(claimed) => {
-                live.set_sandbox(claimed.sandbox);
+                live.set_warm_sandbox(claimed.sandbox);
                 Origin::Warm(claimed.claim)
             }
             None => Origin::Cold(driver),

@@ -9,6 +9,7 @@ use k8e_wire::proto::{Started, reply::Reply};
 use k8e_wire::{ReplySink, WireError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
@@ -17,6 +18,10 @@ use tokio::sync::Notify;
 
 /// Bytes read at once: all that a pipe holds unless its owner enlarged it.
 const READ_BYTES: usize = 64 * 1024;
+
+/// How long the news that a command started waits for what comes next. Most commands have ended or
+/// said something by then, and the host is woken once, not while they need the CPU.
+const STARTED_HELD: Duration = Duration::from_millis(2);
 
 /// How long a supervisor whose tree was killed may take to report.
 const REPORT_WITHIN: Duration = Duration::from_secs(1);
@@ -142,7 +147,7 @@ impl Output {
             0 => supervisor,
             made => made,
         };
-        if let Err(error) = replies.send(Reply::Started(Started { pid })).await {
+        if let Err(error) = replies.hold(Reply::Started(Started { pid })) {
             return Outcome::Cancelled(error.into());
         }
         if first != Some(Report::Started) {
@@ -180,6 +185,8 @@ impl Output {
         reports: &mut Reports,
         killed: &Notify,
     ) -> Result<Ended, WireError> {
+        let mut started_held = pin!(tokio::time::sleep(STARTED_HELD));
+        let mut held = true;
         let report = loop {
             let stream = tokio::select! {
                 report = reports.next() => break report,
@@ -188,6 +195,11 @@ impl Output {
                 }
                 () = self.stdout.readable() => &mut self.stdout,
                 () = self.stderr.readable() => &mut self.stderr,
+                () = &mut started_held, if held => {
+                    held = false;
+                    replies.flush().await?;
+                    continue;
+                }
             };
             stream.forward_some(&mut self.buffer, replies).await?;
         };

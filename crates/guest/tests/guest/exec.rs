@@ -23,10 +23,11 @@ fn script(interpreter: &str, extension: &str, code: &str) -> Option<Program> {
 #[test]
 fn hello() {
     with_guest(async |guest| {
-        let Ok(Reply::Hello(hello)) = guest.one(Call::Hello(Hello {})).await else {
+        let Ok(Reply::Hello(hello)) = guest.one(Call::Hello(Hello { count: true })).await else {
             panic!()
         };
         assert_eq!(hello.protocol, k8e_wire::PROTOCOL);
+        assert!(hello.processes > 0, "the test's own process");
     });
 }
 

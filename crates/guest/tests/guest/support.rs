@@ -5,9 +5,10 @@ use k8e_wire::HostEnd;
 use k8e_wire::proto::{
     self, Argv, Exec, Exited, FileInfo, exec::Program, input::Input, reply::Reply, request::Call,
 };
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 
 /// No call of a test takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -125,7 +126,7 @@ pub(crate) fn path_bytes(path: &Path) -> Bytes {
 
 impl Guest {
     pub(crate) async fn call(&self, call: Call) -> HostEnd {
-        HostEnd::call(UnixStream::connect(&self.socket).await.unwrap(), call)
+        HostEnd::call(UnixStream::connect(&self.socket).unwrap(), call)
             .await
             .unwrap()
     }

@@ -104,13 +104,20 @@ pub struct Error {
     pub message: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Hello {}
+pub struct Hello {
+    /// Ask for the number of processes too.
+    #[prost(bool, tag = "1")]
+    pub count: bool,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloReply {
     #[prost(uint32, tag = "1")]
     pub protocol: u32,
     #[prost(string, tag = "2")]
     pub version: ::prost::alloc::string::String,
+    /// Processes that are alive beside the guest itself; 0 when not asked for.
+    #[prost(uint32, tag = "3")]
+    pub processes: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EnvVar {
