@@ -5,5 +5,6 @@ mod bad_input;
 mod cli;
 mod crash;
 mod escape;
+mod flood;
 mod gvisor;
 mod pool;

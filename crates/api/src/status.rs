@@ -2,15 +2,30 @@
 
 use k8e_model::{Code, Error};
 use std::error::Error as _;
+use std::time::Duration;
 pub use tonic::Status;
+use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// A message travels in an HTTP/2 header, and those are bounded at both ends.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
+/// What is used up now may be free then: sessions end, and sandboxes that wait get their turn.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
 /// As it is told to a client.
 pub fn to_status(code: Code, message: &str) -> Status {
     let end = message.floor_char_boundary(MESSAGE_BYTES_MAX);
-    Status::new(grpc_code(code), &message[..end])
+    let message = &message[..end];
+    if code == Code::Exhausted {
+        let details = ErrorDetails::with_retry_info(Some(RETRY_AFTER));
+        return Status::with_error_details(grpc_code(code), message, details);
+    }
+    Status::new(grpc_code(code), message)
+}
+
+/// When it is worth trying again, if the server says so.
+pub fn retry_after(status: &Status) -> Option<Duration> {
+    status.get_details_retry_info()?.retry_delay
 }
 
 /// As a client reads it.
@@ -104,6 +119,13 @@ mod tests {
             let back = from_status(&to_status(code, "session a not found"));
             assert_eq!(back, Error::new(code, "session a not found"));
         }
+    }
+
+    #[test]
+    fn what_is_used_up_says_when_to_try_again() {
+        let full = to_status(Code::Exhausted, "no more sessions");
+        assert_eq!(retry_after(&full), Some(RETRY_AFTER));
+        assert_eq!(retry_after(&to_status(Code::Invalid, "no")), None);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Why a command failed, and the exit code that says so to scripts.
 
 use k8e_api::client::ConnectError;
-use k8e_api::status::{Status, code_name, connection_lost, from_status};
+use k8e_api::status::{Status, code_name, connection_lost, from_status, retry_after};
 use std::io;
+use std::time::Duration;
 
 /// The request failed, or was never one.
 pub(crate) const EXIT_REQUEST: u8 = 1;
@@ -24,6 +25,8 @@ pub(crate) enum Failure {
         error: String,
         /// The cause, or the kind of error.
         detail: String,
+        /// When it is worth trying again, if the server says so.
+        retry_after: Option<Duration>,
     },
     /// Whoever read our output has gone: there is nobody to tell.
     BrokenPipe,
@@ -38,6 +41,7 @@ impl Failure {
             exit: EXIT_REQUEST,
             error: error.into(),
             detail: detail.into(),
+            retry_after: None,
         }
     }
 
@@ -47,6 +51,7 @@ impl Failure {
             exit: EXIT_UNREACHABLE,
             error: error.into(),
             detail: detail.into(),
+            retry_after: None,
         }
     }
 
@@ -72,7 +77,12 @@ impl From<Status> for Failure {
             return Self::unreachable("the connection to the k8e server was lost", cause);
         }
         let error = from_status(&status);
-        Self::request(error.message, code_name(error.code))
+        Self::Told {
+            exit: EXIT_REQUEST,
+            error: error.message,
+            detail: code_name(error.code).to_owned(),
+            retry_after: retry_after(&status),
+        }
     }
 }
 

@@ -98,7 +98,7 @@ pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
             let said = error.to_string();
             let first = said.lines().next().unwrap_or_default();
             let text = first.trim_start_matches("error: ");
-            output::error_json(text, "usage: see `k8e sandbox --help`");
+            output::error_json(text, "usage: see `k8e sandbox --help`", None);
         }
         ExitCode::from(EXIT_REQUEST)
     })

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use serde::Serialize;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 
 /// One compact JSON object, on a line.
@@ -30,20 +31,33 @@ pub(crate) fn note(line: &str) {
 }
 
 /// `{"error":…,"detail":…}` on standard output, for whoever parses it.
-pub(crate) fn error_json(error: &str, detail: &str) {
+pub(crate) fn error_json(error: &str, detail: &str, retry_after: Option<Duration>) {
     #[derive(Serialize)]
     struct ErrorJson<'a> {
         error: &'a str,
         detail: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        retry_after_ms: Option<u128>,
     }
-    let _ = json(&ErrorJson { error, detail });
+    let retry_after_ms = retry_after.map(|after| after.as_millis());
+    let _ = json(&ErrorJson {
+        error,
+        detail,
+        retry_after_ms,
+    });
 }
 
 /// Tells why a command failed and gives its exit code.
 pub(crate) fn failure(failure: &Failure, as_json: bool) -> ExitCode {
-    if let Failure::Told { error, detail, .. } = failure {
+    if let Failure::Told {
+        error,
+        detail,
+        retry_after,
+        ..
+    } = failure
+    {
         if as_json {
-            error_json(error, detail);
+            error_json(error, detail, *retry_after);
         }
         note(&format!("{error} ({detail})"));
     }

@@ -18,6 +18,8 @@ pub struct Config {
     pub limits_max: Limits,
     /// How many sandboxes wait for a session, for each template and runtime.
     pub pool: PoolSize,
+    /// Sandboxes that are made at once; further ones wait their turn.
+    pub launches_max: usize,
     /// Commands that may run at once in one session.
     pub runs_per_session_max: usize,
     /// Of a run that does not say.
@@ -51,6 +53,8 @@ impl Default for Config {
             },
             // Who wants sandboxes that nobody asked for says so.
             pool: PoolSize::OFF,
+            // Making one is work for the CPU: more at once make all of them slow, and the machine.
+            launches_max: 2 * std::thread::available_parallelism().map_or(1, usize::from),
             // With the file calls well under the guest's 512 connections.
             runs_per_session_max: 128,
             run_timeout: RUN_TIMEOUT_DEFAULT,

@@ -3,6 +3,7 @@
 use k8e_driver::DriverError;
 use k8e_model::{Code, SessionId};
 use k8e_store::StoreError;
+use std::time::Duration;
 
 /// Why the engine could not do what it was asked. `Display` is the message for users.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,11 @@ pub enum Error {
         /// How many may be.
         max: usize,
     },
+    /// Too many sandboxes are to be made.
+    #[error(
+        "so many sandboxes are being made that yours was not begun for {0:?}: try again in a moment"
+    )]
+    LaunchesFull(Duration),
     /// A session runs as much as it may.
     #[error("session {id} has {max} {what} under way, which is all it takes: wait for one to end")]
     SessionBusy {
@@ -130,6 +136,7 @@ impl Error {
             Self::SessionExists(_) => Code::Exists,
             Self::SessionsFull { .. }
             | Self::OwnerFull { .. }
+            | Self::LaunchesFull(_)
             | Self::SessionBusy { .. }
             | Self::GuestBusy(_) => Code::Exhausted,
             Self::SessionNotReady(_) | Self::InputClosed(_) => Code::Precondition,

@@ -25,7 +25,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, OwnedRwLockWriteGuard, RwLock, watch};
+use tokio::sync::{Notify, OwnedRwLockWriteGuard, RwLock, Semaphore, watch};
 use tokio::time::{Instant, timeout};
 
 /// What shutdown waits for creations and destructions under way; recovery finishes what is left.
@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     /// What each driver said last, so that no creation waits for a probe.
     probes: Mutex<Vec<Probe>>,
     pub(crate) pools: Pools,
+    /// Turns to make a sandbox.
+    pub(crate) launches: Semaphore,
     started_at: UnixMillis,
     // Held for map operations only, never across an await: a std mutex is the fast one.
     index: Mutex<Index>,
@@ -94,6 +96,7 @@ impl Sessions {
         let shared = Arc::new(Shared {
             recorder: Recorder::start(store.clone()),
             pools: Pools::new(&config, &drivers, &probes),
+            launches: Semaphore::new(config.launches_max.max(1)),
             config,
             store,
             drivers,

@@ -76,7 +76,11 @@ async fn launch(pending: Pending, shared: Arc<Shared>) {
     };
     let pool = &pending.0;
     let id = SandboxId::random();
-    match pool.launch(&id).await {
+    // Like everybody, in its turn.
+    let turn = shared.launches.acquire().await;
+    let launched = pool.launch(&id).await;
+    drop(turn);
+    match launched {
         Ok(sandbox) => {
             let watcher = shared
                 .runtime

@@ -28,6 +28,9 @@ use tokio::time::timeout;
 /// A fresh guest answers in a millisecond; on a machine under load in a second.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a session waits for its turn to get a sandbox: as long as a caller waits for one.
+const TURN_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Where a session's sandbox comes from.
 enum Origin {
     /// It is there.
@@ -288,9 +291,12 @@ async fn cold(
         template: record.template.clone(),
         limits: record.limits,
     };
+    let turn = timeout(TURN_TIMEOUT, shared.launches.acquire()).await;
+    let turn = turn.map_err(|_| Error::LaunchesFull(TURN_TIMEOUT))?;
     let sandbox: Arc<dyn Sandbox> = driver.launch(&spec).await.map_err(Error::Launch)?.into();
     live.set_sandbox(Arc::clone(&sandbox));
     greet(sandbox.as_ref()).await?;
+    drop(turn);
     shared
         .store
         .set_phase(&record.id, Phase::Active, "", now_ms())
