@@ -36,6 +36,13 @@ fn attempt(script: &str) {
     attempt_in(&server.session(), script);
 }
 
+/// The same, whatever isolates the sandbox.
+fn everywhere(script: &str) {
+    attempt(script);
+    let server = Server::start_with(&["--default-runtime", "gvisor"]);
+    attempt_in(&server.session(), script);
+}
+
 fn attempt_in(session: &Session<'_>, script: &str) {
     let ran = session.py(&format!("{PRELUDE}\n{script}"));
     assert!(
@@ -50,7 +57,17 @@ fn attempt_in(session: &Session<'_>, script: &str) {
 /// Runs a shell script inside as root; it must have tried and must not have escaped.
 fn attempt_sh(script: &str) {
     let server = Server::start();
-    let session = server.session();
+    attempt_sh_in(&server.session(), script);
+}
+
+/// The same, whatever isolates the sandbox.
+fn everywhere_sh(script: &str) {
+    attempt_sh(script);
+    let server = Server::start_with(&["--default-runtime", "gvisor"]);
+    attempt_sh_in(&server.session(), script);
+}
+
+fn attempt_sh_in(session: &Session<'_>, script: &str) {
     let ran = session.sh(script);
     assert!(
         ran.out().contains("tried"),

@@ -79,15 +79,29 @@ fn who_takes_too_much_memory_is_ended_and_told_so() {
 }
 
 #[test]
+fn outside_its_kernel_is_nobody() {
+    let server = Server::start_with(&GVISOR);
+    let session = server.session();
+    let said = std::fs::read_to_string(format!("/proc/{}/status", kernel_pid(&server))).unwrap();
+    let field = |name: &str| {
+        let line = said.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().split_whitespace().next().unwrap().to_owned()
+    };
+    // Not a user of this machine, and not one that anybody was given.
+    assert!(field("Uid:").parse::<u32>().unwrap() >= 0x7000_0000, "{said}");
+    assert_eq!(field("NoNewPrivs:"), "1", "{said}");
+    // A filter.
+    assert_eq!(field("Seccomp:"), "2", "{said}");
+    session.destroy();
+}
+
+#[test]
 fn a_kernel_with_nothing_to_do_is_stopped_until_somebody_calls() {
     let server = Server::start_with(&GVISOR);
     let session = server.session();
     let state = || {
-        let dir = server.data_dir().join("gvisor/sandboxes");
-        let dir = std::fs::read_dir(dir).unwrap().next().unwrap().unwrap();
-        let record = std::fs::read(dir.path().join("record.json")).unwrap();
-        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", record["pid"])).unwrap();
+        let stat = format!("/proc/{}/stat", kernel_pid(&server));
+        let stat = std::fs::read_to_string(stat).unwrap();
         stat.rsplit(") ").next().unwrap().chars().next().unwrap()
     };
     let becomes = |wanted: char| {
@@ -111,4 +125,13 @@ fn a_kernel_with_nothing_to_do_is_stopped_until_somebody_calls() {
     session.sh("pkill -f beat");
     session.destroy();
     server.assert_traces(0);
+}
+
+/// Of the only sandbox.
+fn kernel_pid(server: &Server) -> i64 {
+    let dir = server.data_dir().join("gvisor/sandboxes");
+    let dir = std::fs::read_dir(dir).unwrap().next().unwrap().unwrap();
+    let record = std::fs::read(dir.path().join("record.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    record["pid"].as_i64().unwrap()
 }

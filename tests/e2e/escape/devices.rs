@@ -1,6 +1,6 @@
 //! Attempts on devices.
 
-use super::{attempt, attempt_sh};
+use super::{attempt, attempt_sh, everywhere};
 
 #[test]
 fn make_a_disk_node() {
@@ -46,7 +46,7 @@ fn open_the_machines_special_devices() {
 #[test]
 fn type_into_a_terminal() {
     // The classic way out of a shared terminal: TIOCSTI.
-    attempt(
+    everywhere(
         r#"
 import fcntl, pty
 main, other = pty.openpty()

@@ -1,12 +1,12 @@
 //! Attempts on the host's files.
 
-use super::{attempt, attempt_in, attempt_sh};
+use super::{attempt, attempt_in, attempt_sh, everywhere_sh};
 use k8e_e2e::Server;
 use std::time::{Duration, Instant};
 
 #[test]
 fn read_the_hosts_passwords() {
-    attempt_sh(
+    everywhere_sh(
         "echo tried; cat /etc/shadow /etc/gshadow /etc/sudoers 2>/dev/null | grep -q . && echo ESCAPED; true",
     );
 }
@@ -24,7 +24,7 @@ fn see_the_homes_of_the_host() {
         .to_str()
         .unwrap()
         .to_owned();
-    attempt_sh(&format!(
+    everywhere_sh(&format!(
         "echo tried; ls -A /root /home/* | grep -q {name} && echo ESCAPED; [ -z \"$(ls -A /root)\" ] || echo ESCAPED"
     ));
 }
@@ -42,7 +42,7 @@ fn see_the_hosts_var_and_tmp() {
         .to_str()
         .unwrap()
         .to_owned();
-    attempt_sh(&format!(
+    everywhere_sh(&format!(
         "echo tried; find / -xdev -name '{name}' 2>/dev/null | grep -q . && echo ESCAPED
          for dir in /var/lib/dpkg /var/lib/apt /var/log/apt /boot /srv/* /mnt/*; do [ -e $dir ] && echo ESCAPED $dir; done; true"
     ));
@@ -63,7 +63,7 @@ fn see_the_data_directory() {
 
 #[test]
 fn leave_through_the_root_of_pid_1() {
-    attempt_sh(
+    everywhere_sh(
         "echo tried; ls /proc/1/root/ 2>/dev/null && echo ESCAPED; ls /proc/1/cwd/ 2>/dev/null && echo ESCAPED; ls /proc/*/root/etc/shadow 2>/dev/null && echo ESCAPED; true",
     );
 }

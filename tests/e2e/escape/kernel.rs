@@ -1,6 +1,6 @@
 //! Attempts on the kernel: its settings, namespaces, modules, clocks, keys and newer subsystems.
 
-use super::{attempt, attempt_sh};
+use super::{attempt, attempt_sh, everywhere, everywhere_sh};
 
 #[test]
 fn write_a_sysctl() {
@@ -18,7 +18,7 @@ for path in ["kernel/core_pattern", "kernel/hostname", "vm/overcommit_memory", "
 
 #[test]
 fn trigger_sysrq() {
-    attempt_sh(
+    everywhere_sh(
         "echo tried; echo h > /proc/sysrq-trigger && [ -s /proc/sysrq-trigger ] && echo ESCAPED; true",
     );
     // What is written goes to /dev/null: nothing must have reached the kernel.
@@ -26,19 +26,19 @@ fn trigger_sysrq() {
 
 #[test]
 fn mount_a_file_system() {
-    attempt(
+    everywhere(
         "for kind in (b'tmpfs', b'proc', b'sysfs', b'cgroup', b'cgroup2', b'overlay'): refused(165, kind, b'/mnt', kind, 0, None)",
     );
 }
 
 #[test]
 fn bind_mount_over_the_root() {
-    attempt("refused(165, b'/usr', b'/mnt', None, 4096, None)");
+    everywhere("refused(165, b'/usr', b'/mnt', None, 4096, None)");
 }
 
 #[test]
 fn remount_read_only_parts_writable() {
-    attempt(
+    everywhere(
         "refused(165, None, b'/proc/sys', None, 32 | 4096, None)\nrefused(166, b'/proc/sys', 2)\nrefused(166, b'/proc/kcore', 2)",
     );
 }
@@ -52,12 +52,12 @@ fn mount_with_the_new_calls() {
 
 #[test]
 fn pivot_the_root() {
-    attempt("refused(155, b'/', b'/mnt')");
+    everywhere("refused(155, b'/', b'/mnt')");
 }
 
 #[test]
 fn use_a_release_agent() {
-    attempt_sh(
+    everywhere_sh(
         "echo tried
          mkdir -p /tmp/cg && mount -t cgroup -o memory cgroup /tmp/cg 2>/dev/null && echo ESCAPED
          mount -t cgroup2 none /tmp/cg 2>/dev/null && echo ESCAPED
@@ -99,24 +99,24 @@ for name in ("mnt", "net", "pid", "user", "uts", "ipc", "cgroup"):
 
 #[test]
 fn load_a_module() {
-    attempt(
+    everywhere(
         "buf = b'x' * 64\nrefused(175, buf, 64, b'')\nrefused(313, 0, b'', 0)\nrefused(176, b'nf_tables', 0)",
     );
 }
 
 #[test]
 fn load_another_kernel() {
-    attempt("refused(246, 0, 0, None, 0)\nrefused(320, 0, 0, 0, None, 0)");
+    everywhere("refused(246, 0, 0, None, 0)\nrefused(320, 0, 0, 0, None, 0)");
 }
 
 #[test]
 fn reboot_the_machine() {
-    attempt("refused(169, 0xfee1dead, 672274793, 0, None)"); // Ctrl-Alt-Del off: harmless if it worked
+    everywhere("refused(169, 0xfee1dead, 672274793, 0, None)"); // Ctrl-Alt-Del off: harmless if it worked
 }
 
 #[test]
 fn load_a_bpf_program() {
-    attempt(
+    everywhere(
         "refused(321, 5, (ctypes.c_char * 128)(), 128)\nrefused(321, 0, (ctypes.c_char * 128)(), 128)",
     );
 }
@@ -149,7 +149,7 @@ fn read_and_plant_keys() {
 
 #[test]
 fn set_the_clock() {
-    attempt(
+    everywhere(
         r#"
 now = (ctypes.c_long * 2)(0, 0)
 refused(227, 0, now)           # clock_settime
@@ -162,7 +162,7 @@ refused(305, 0, (ctypes.c_char * 256)())  # clock_adjtime
 
 #[test]
 fn rename_the_host() {
-    attempt("refused(170, b'pwned', 5)\nrefused(171, b'pwned', 5)");
+    everywhere("refused(170, b'pwned', 5)\nrefused(171, b'pwned', 5)");
 }
 
 #[test]
@@ -188,12 +188,14 @@ if open("/proc/kallsyms").read(100): print("ESCAPED kallsyms")
 
 #[test]
 fn use_io_ports_and_descriptor_tables() {
-    attempt("refused(172, 3)\nrefused(173, 0, 10, 1)\nrefused(154, 0, (ctypes.c_char * 16)(), 16)");
+    everywhere(
+        "refused(172, 3)\nrefused(173, 0, 10, 1)\nrefused(154, 0, (ctypes.c_char * 16)(), 16)",
+    );
 }
 
 #[test]
 fn swap_account_and_quota() {
-    attempt(
+    everywhere(
         "refused(167, b'/workspace/x', 0)\nrefused(168, b'/x')\nrefused(163, b'/tmp/x')\nrefused(179, 0x800001, b'/dev/loop0', 0, None)",
     );
 }
@@ -201,7 +203,7 @@ fn swap_account_and_quota() {
 #[test]
 fn call_the_kernel_the_old_way() {
     // 32-bit system calls go past a filter that only knows the 64-bit table.
-    attempt(
+    everywhere(
         r#"
 import mmap, signal, subprocess
 code = bytes.fromhex("b814000000" "cd80" "c3")  # mov eax, 20 (getpid); int 0x80; ret

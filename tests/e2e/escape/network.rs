@@ -1,12 +1,12 @@
 //! Attempts to reach anything over the network: a sandbox has loopback only.
 
-use super::{attempt, attempt_sh};
+use super::{attempt, everywhere, everywhere_sh};
 use k8e_e2e::Server;
 use std::net::TcpListener;
 
 #[test]
 fn find_another_interface() {
-    attempt(
+    everywhere(
         "import socket\nprint('tried')\nif [n for _, n in socket.if_nameindex()] != ['lo']: print('ESCAPED')",
     );
 }
@@ -15,7 +15,7 @@ fn find_another_interface() {
 fn reach_the_hosts_loopback() {
     let host = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = host.local_addr().unwrap().port();
-    attempt(&format!(
+    everywhere(&format!(
         "import socket\nprint('tried')\nfor address in ('127.0.0.1', '::1', '0.0.0.0'):\n    try:\n        socket.create_connection((address, {port}), 2); print('ESCAPED')\n    except OSError: pass"
     ));
 }
@@ -52,7 +52,7 @@ for protocol in (4, 6, 12, 15, 21): refused(41, 16, 3, protocol)  # netlink: dia
 
 #[test]
 fn configure_the_network() {
-    attempt(
+    everywhere(
         r#"
 import socket, struct
 print("tried")
@@ -69,7 +69,7 @@ if send(20, struct.pack("=BBBBI", 2, 24, 0, 0, 1) + struct.pack("=HH4s", 8, 2, b
 
 #[test]
 fn change_the_firewall() {
-    attempt_sh(
+    everywhere_sh(
         "echo tried; for t in 'iptables -P INPUT DROP' 'nft add table inet x' 'ip link add d type dummy' 'ip addr add 10.0.0.1/8 dev lo'; do $t 2>/dev/null && echo ESCAPED $t; done; true",
     );
 }
@@ -81,7 +81,7 @@ fn reach_an_abstract_socket_of_the_host() {
     let name = format!("k8e-escape-{}", std::process::id());
     let _listener =
         UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
-    attempt(&format!(
+    everywhere(&format!(
         "import socket\nprint('tried')\ns = socket.socket(socket.AF_UNIX)\ntry:\n    s.connect('\\0{name}'); print('ESCAPED')\nexcept OSError: pass"
     ));
 }

@@ -1,11 +1,11 @@
 //! Attempts on processes outside, and on the guest.
 
-use super::{attempt, attempt_sh};
+use super::{attempt, attempt_in, everywhere_sh};
 use k8e_e2e::Server;
 
 #[test]
 fn see_processes_of_the_host() {
-    attempt_sh(
+    everywhere_sh(
         "echo tried; [ $(ls -d /proc/[0-9]* | wc -l) -lt 12 ] || echo ESCAPED; grep -l 'k8e.server' /proc/[0-9]*/cmdline 2>/dev/null && echo ESCAPED; true",
     );
 }
