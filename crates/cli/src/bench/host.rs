@@ -22,6 +22,9 @@ const STAYS: &str = "stays";
 #[cfg(target_os = "linux")]
 const UNIFIED: &str = "/sys/fs/cgroup/unified";
 
+/// Where a sandbox looks for programs.
+const SANDBOX_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// What of an error message is told.
 const SAID_CHARS_MAX: usize = 200;
 
@@ -151,14 +154,14 @@ impl Programs {
 
     fn command(&self, host: Host) -> Command {
         match host {
-            Host::ForkExec => quiet("true"),
+            Host::ForkExec => system("true"),
             Host::Python => {
-                let mut command = quiet("python3");
+                let mut command = system("python3");
                 command.args(["-c", "print(1)"]);
                 command
             }
             Host::Bubblewrap => {
-                let mut command = quiet("bwrap");
+                let mut command = system("bwrap");
                 command.args(["--unshare-all", "--ro-bind", "/", "/"]);
                 command.args(["--proc", "/proc", "--dev", "/dev", "/bin/true"]);
                 command
@@ -171,7 +174,7 @@ impl Programs {
                 command
             }
             Host::Podman => {
-                let mut command = quiet("podman");
+                let mut command = system("podman");
                 command.args(["run", "--rm", "--network=none"]);
                 for dir in self.bundles.host_dirs() {
                     command.arg(format!("--volume={dir}:{dir}:ro"));
@@ -185,7 +188,7 @@ impl Programs {
 
     /// A runtime that keeps what it knows in our directory.
     fn oci(&self, program: &str) -> Command {
-        let mut command = quiet(program);
+        let mut command = system(program);
         command.arg("--root").arg(self.dir.path().join(program));
         command
     }
@@ -250,6 +253,23 @@ pub(super) fn quiet(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// A program of the host that a sandbox would find by that name, with as few variables: somebody's
+/// wrapper further up in PATH is not what a sandbox is compared with.
+pub(super) fn system(program: &str) -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(SANDBOX_PATH).chain(std::env::split_paths(&path));
+    let mut files = dirs.map(|dir| dir.join(program));
+    let mut command = quiet(files.find(|file| file.is_file()).unwrap_or(program.into()));
+    command
+        .env_clear()
+        .env("PATH", SANDBOX_PATH)
+        .env("LANG", "C.UTF-8");
+    if let Some(home) = std::env::home_dir() {
+        command.env("HOME", home);
+    }
+    command
+}
+
 /// From start to end, which must be a good one.
 pub(super) fn time(command: &mut Command) -> io::Result<Duration> {
     let start = Instant::now();
@@ -307,8 +327,8 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_is_not_measured() {
-        assert!(time(&mut quiet("false")).is_err());
-        let missing = time(&mut quiet("k8e-no-such-program")).unwrap_err();
+        assert!(time(&mut system("false")).is_err());
+        let missing = time(&mut system("k8e-no-such-program")).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -56,7 +56,6 @@ pub(super) struct PoolUse {
 struct Bench<'a> {
     programs: &'a Programs,
     server: Server,
-    runtimes: &'a [RuntimeKind],
     /// A live session of each runtime.
     sessions: Vec<(RuntimeKind, String)>,
 }
@@ -72,7 +71,6 @@ pub(super) async fn measure(
     let mut bench = Bench {
         programs,
         server: server.clone(),
-        runtimes,
         sessions: Vec::new(),
     };
     for runtime in runtimes {
@@ -141,21 +139,11 @@ impl Bench<'_> {
     async fn act(&mut self, runtime: RuntimeKind, action: Action) -> Result<Duration, Failure> {
         let live = self.sessions.iter().find(|(of, _)| *of == runtime);
         let live = live.map(|(_, id)| id.clone()).unwrap_or_default();
-        debug_assert!(self.runtimes.contains(&runtime));
         let server = &mut self.server;
         let begin = Instant::now();
         match action {
-            Action::Create | Action::Claim => {
-                let start = if action.claims() {
-                    Start::Warm
-                } else {
-                    Start::Cold
-                };
-                let session_id = server.create(runtime, start).await?;
-                let took = begin.elapsed();
-                server.destroy(session_id).await?;
-                Ok(took)
-            }
+            Action::Create => Self::create(server, runtime, Start::Cold).await,
+            Action::Claim => Self::create(server, runtime, Start::Warm).await,
             Action::Exec => {
                 server.exec_true(live).await?;
                 Ok(begin.elapsed())
@@ -169,6 +157,19 @@ impl Bench<'_> {
             Action::Cli => cli(server.cli_fresh(runtime, "echo hi")),
             Action::Python => cli(server.cli_python(&live, "print(1)")),
         }
+    }
+
+    /// Up to a session that can be used; its end is not part of it.
+    async fn create(
+        server: &mut Server,
+        runtime: RuntimeKind,
+        start: Start,
+    ) -> Result<Duration, Failure> {
+        let begin = Instant::now();
+        let session_id = server.create(runtime, start).await?;
+        let took = begin.elapsed();
+        server.destroy(session_id).await?;
+        Ok(took)
     }
 }
 

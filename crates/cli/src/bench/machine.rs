@@ -1,6 +1,6 @@
 //! On what was measured: enough to judge the figures, nothing that names the machine.
 
-use super::host::quiet;
+use super::host::system;
 use super::subject::Host;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -86,7 +86,7 @@ fn memory_gib(meminfo: &str) -> f64 {
 
 /// The first line of what it says of itself.
 fn version(program: &'static str) -> String {
-    let said = quiet(program)
+    let said = system(program)
         .arg("--version")
         .stdout(Stdio::piped())
         .output();

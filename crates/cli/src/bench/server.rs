@@ -18,7 +18,7 @@ const IDLE_TIMEOUT_S: i64 = 900;
 const OTHER_DISK_BYTES: u64 = 16 * 1024 * 1024;
 
 /// How long a pool may take to have something ready, and how often it is asked.
-const POOL_WAIT: Duration = Duration::from_secs(30);
+const POOL_WAIT: Duration = Duration::from_secs(60);
 const POOL_PAUSE: Duration = Duration::from_millis(5);
 
 /// Sessions destroyed at once when all are.
@@ -153,12 +153,15 @@ impl Server {
         Ok(status.into_inner().sessions_active)
     }
 
-    /// The pools of these runtimes.
+    /// The pools of these runtimes, in their order.
     pub(super) async fn pools(&mut self, of: &[RuntimeKind]) -> Result<Vec<v1::Pool>, Failure> {
         let pools = self.client.get_pools(v1::GetPoolsRequest {}).await?;
-        let mut pools = pools.into_inner().pools;
-        pools.retain(|pool| of.iter().any(|runtime| runtime.as_str() == pool.runtime));
-        Ok(pools)
+        let pools = pools.into_inner().pools;
+        let of_runtime = |runtime: &RuntimeKind| {
+            let is = |pool: &&v1::Pool| pool.runtime == runtime.as_str();
+            pools.iter().filter(is).cloned().collect::<Vec<_>>()
+        };
+        Ok(of.iter().flat_map(of_runtime).collect())
     }
 
     /// Waits until each pool of these has something ready and launches nothing, so that a claim is

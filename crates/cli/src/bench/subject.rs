@@ -180,14 +180,6 @@ impl Action {
             Self::Python => "k8e sandbox run, python",
         }
     }
-
-    /// Whether it takes a sandbox out of the pool.
-    pub(super) fn claims(self) -> bool {
-        match self {
-            Self::Claim | Self::Whole | Self::Cli => true,
-            Self::Create | Self::Exec | Self::Python => false,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub(super) fn chart(latency: &Latency, machine: &str) -> String {
     }
     let lines = grid(&scale, y);
     let height = y + BOTTOM;
-    let (machine, middle) = (escape(machine), LEFT / 2.0);
+    let machine = escape(machine);
     let end = height - 10.0;
     format!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-label="Median times in milliseconds, on a logarithmic scale">
@@ -54,7 +54,7 @@ line {{ stroke: #3d444d; }}
 .other {{ fill: #ab7df8; }}
 }}
 </style>
-<text x="{middle}" y="18" class="small">p50 of {} rounds, milliseconds, logarithmic</text>
+<text x="8" y="18" class="small">p50 of {} rounds, milliseconds, logarithmic</text>
 {lines}{bars}<text x="8" y="{end}" class="small">{machine}</text>
 </svg>
 "##,
