@@ -115,21 +115,26 @@ fn every_part_of_both_runtimes_is_measured() {
 fn interrupted_it_leaves_nothing() {
     let server = Server::start_with(&POOLS);
     let dir = tempfile::tempdir().unwrap();
-    let mut bench = server.command(&["bench", "--iterations", "100000"]);
-    bench.stdout(Stdio::null()).env("TMPDIR", dir.path());
-    let mut bench = bench.spawn().unwrap();
-    let deadline = Instant::now() + WAIT;
-    // One for each runtime: the rounds have begun.
-    while server.session_ids().len() < 2 {
-        assert!(Instant::now() < deadline, "it does not begin");
-        std::thread::sleep(Duration::from_millis(20));
+    // As soon as it has made anything; and in the middle of the rounds, with a session of each runtime.
+    let tries_programs = || std::fs::read_dir(dir.path()).unwrap().count() > 0;
+    let measures = || server.session_ids().len() >= 2;
+    let begun: [(&dyn Fn() -> bool, u64); 2] = [(&tries_programs, 0), (&measures, 500)];
+    for (begun, pause_ms) in begun {
+        let mut bench = server.command(&["bench", "--iterations", "100000"]);
+        bench.stdout(Stdio::null()).env("TMPDIR", dir.path());
+        let mut bench = bench.spawn().unwrap();
+        let deadline = Instant::now() + WAIT;
+        while !begun() {
+            assert!(Instant::now() < deadline, "it does not begin");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        let pid = rustix::process::Pid::from_child(&bench);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        assert_eq!(ended(&mut bench), Some(130));
+        assert_eq!(server.session_ids(), Vec::<String>::new());
+        assert_empty(dir.path());
     }
-    std::thread::sleep(Duration::from_millis(500));
-    let pid = rustix::process::Pid::from_child(&bench);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    assert_eq!(ended(&mut bench), Some(130));
-    assert_eq!(server.session_ids(), Vec::<String>::new());
-    assert_empty(dir.path());
 }
 
 #[test]

@@ -41,6 +41,9 @@ use throughput::Load;
 const LIVE_NATIVE: [u32; 3] = [1, 10, 100];
 const LIVE_OTHER: [u32; 2] = [1, 10];
 
+/// How long the signal may take that ended what was being measured.
+const SIGNAL_WAIT: Duration = Duration::from_millis(200);
+
 /// Arguments of `k8e bench`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
@@ -116,56 +119,47 @@ pub(crate) async fn run(args: BenchArgs, globals: &Globals) -> Result<u8, Failur
         .into_inner();
     let runtimes = runtimes(&args.runtime, &status)?;
     let mut server = Server::new(client, &status, globals)?;
+    let mut report = Report::new(Machine::describe(&status.version));
+    let mut stop = std::pin::pin!(interrupted());
     let measured = tokio::select! {
-        report = measure(&args, globals, &server, &runtimes, &status.version) => Some(report),
-        () = interrupted() => None,
+        // Signals are heard before the first thing is made.
+        biased;
+        () = &mut stop => return end(&mut server).await.map(|()| EXIT_INTERRUPTED),
+        measured = measure(&args, globals, &server, &runtimes, &mut report) => measured,
     };
-    output::progress("");
-    let removed = tokio::select! {
-        removed = server.destroy_all() => removed,
-        // Asked twice, we leave the rest to their idle timeout.
-        () = interrupted() => Ok(()),
-    };
-    let Some(report) = measured else {
-        return removed.map(|()| EXIT_INTERRUPTED);
-    };
-    let report = report?;
-    removed?;
-    if let (Some(path), Some(latency)) = (&args.svg, &report.latency) {
-        let chart = svg::chart(
-            latency,
-            report.machine.text().lines().next().unwrap_or_default(),
-        );
-        let failed = |e| Failure::io(&format!("write {}", path.display()), &e);
-        std::fs::write(path, chart).map_err(failed)?;
+    // Ctrl-C also reaches what is being measured, which then fails before we know why.
+    if measured.is_err() && tokio::time::timeout(SIGNAL_WAIT, stop).await.is_ok() {
+        return end(&mut server).await.map(|()| EXIT_INTERRUPTED);
     }
-    match args.json {
-        true => output::json(&report)?,
-        false => output::text(report.table().as_bytes())?,
-    }
-    Ok(0)
+    let ended = end(&mut server).await;
+    // What was measured is worth telling, whatever came after.
+    tell(&args, &report)?;
+    measured.and(ended).map(|()| 0)
 }
 
+/// Removes every session. Interrupted again, we leave the rest to their idle timeout.
+async fn end(server: &mut Server) -> Result<(), Failure> {
+    output::progress("");
+    tokio::select! {
+        removed = server.destroy_all() => removed,
+        () = interrupted() => Ok(()),
+    }
+}
+
+/// Fills in the report, part by part.
 async fn measure(
     args: &BenchArgs,
     globals: &Globals,
     server: &Server,
     runtimes: &[RuntimeKind],
-    version: &str,
-) -> Result<Report, Failure> {
-    let mut notes = Vec::new();
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let (rounds, notes) = (args.iterations, &mut report.notes);
     output::progress("trying the programs of this machine");
-    let programs = Arc::new(Programs::find(&mut notes)?);
-    let mut report = Report {
-        machine: Machine::describe(programs.usable(), version),
-        latency: None,
-        throughput: None,
-        density: None,
-        notes: Vec::new(),
-    };
+    let programs = Arc::new(Programs::find(notes)?);
+    report.machine.add_tools(programs.usable());
     if args.wants(Part::Latency) {
-        let rounds = args.iterations;
-        let measured = latency::measure(&programs, server, runtimes, rounds, &mut notes).await?;
+        let measured = latency::measure(&programs, server, runtimes, rounds, notes).await?;
         report.latency = Some(measured);
     }
     if args.wants(Part::Throughput) {
@@ -179,12 +173,26 @@ async fn measure(
     if args.wants(Part::Density) {
         let plans: Vec<Plan> = runtimes.iter().map(|runtime| args.plan(*runtime)).collect();
         let data_dir = DataDir::of_server(globals);
-        let rounds = args.iterations;
-        let measured = density::measure(server, &data_dir, &plans, rounds, &mut notes).await?;
+        let measured = density::measure(server, &data_dir, &plans, rounds, notes).await?;
         report.density = Some(measured);
     }
-    report.notes = notes;
-    Ok(report)
+    Ok(())
+}
+
+fn tell(args: &BenchArgs, report: &Report) -> Result<(), Failure> {
+    if report.is_empty() {
+        return Ok(());
+    }
+    if let (Some(path), Some(latency)) = (&args.svg, &report.latency) {
+        let machine = report.machine.text();
+        let chart = svg::chart(latency, machine.lines().next().unwrap_or_default());
+        let failed = |e| Failure::io(&format!("write {}", path.display()), &e);
+        std::fs::write(path, chart).map_err(failed)?;
+    }
+    match args.json {
+        true => output::json(report),
+        false => output::text(report.table().as_bytes()),
+    }
 }
 
 // === impl BenchArgs ===

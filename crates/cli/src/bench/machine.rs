@@ -29,10 +29,9 @@ pub(super) struct Machine {
 // === impl Machine ===
 
 impl Machine {
-    pub(super) fn describe(measured: &[Host], server: &str) -> Self {
+    pub(super) fn describe(server: &str) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let exists = |path: &str| std::path::Path::new(path).exists();
-        let tools = measured.iter().filter(|host| **host != Host::ForkExec);
         Self {
             system: std::env::consts::OS,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
@@ -43,12 +42,18 @@ impl Machine {
                 true => "v2",
                 false => "v1",
             },
-            tools: tools
-                .map(|host| (host.program(), version(host.program())))
-                .collect(),
+            tools: BTreeMap::new(),
             k8e: env!("CARGO_PKG_VERSION"),
             server: server.to_owned(),
         }
+    }
+
+    /// What was measured beside us.
+    pub(super) fn add_tools(&mut self, measured: &[Host]) {
+        let tools = measured.iter().filter(|host| **host != Host::ForkExec);
+        self.tools = tools
+            .map(|host| (host.program(), version(host.program())))
+            .collect();
     }
 
     /// Two lines.
@@ -106,7 +111,8 @@ mod tests {
         assert_eq!(field(cpuinfo, "model name").unwrap(), "Some CPU @ 2 GHz");
         assert_eq!(memory_gib("MemTotal:        2097152 kB\n"), 2.0);
         assert_eq!(memory_gib(""), 0.0);
-        let machine = Machine::describe(&[Host::ForkExec], "1.2.3");
+        let mut machine = Machine::describe("1.2.3");
+        machine.add_tools(&[Host::ForkExec]);
         assert!(machine.tools.is_empty());
         let text = machine.text();
         assert!(text.contains("server 1.2.3"), "{text}");

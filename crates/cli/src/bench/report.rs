@@ -22,6 +22,21 @@ pub(super) struct Report {
 // === impl Report ===
 
 impl Report {
+    /// Nothing is measured yet.
+    pub(super) fn new(machine: Machine) -> Self {
+        Self {
+            machine,
+            latency: None,
+            throughput: None,
+            density: None,
+            notes: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.latency.is_none() && self.throughput.is_none() && self.density.is_none()
+    }
+
     pub(super) fn table(&self) -> String {
         let mut table = self.machine.text();
         if let Some(latency) = &self.latency {
@@ -201,7 +216,7 @@ mod tests {
             claim: None,
         };
         Report {
-            machine: Machine::describe(&[], "1"),
+            machine: Machine::describe("1"),
             latency: Some(Latency {
                 rounds: 5,
                 subjects: vec![row],
