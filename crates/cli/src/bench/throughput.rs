@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 /// So that what disturbs the machine for a while disturbs more than one.
 const TURNS: u32 = 2;
 
-/// The bar for native.
+/// What native must reach.
 const NATIVE_BAR: Bar = Bar::AtLeast(3.0);
 
 /// How often the loops of the host are looked after.
