@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "all of it is tests, helpers too")]
 
 mod bad_input;
+mod bench;
 mod cli;
 mod crash;
 mod escape;

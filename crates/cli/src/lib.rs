@@ -68,16 +68,12 @@ pub struct Globals {
 
 /// The commands of a client.
 #[derive(Subcommand, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one is made in the life of a process"
-)]
 pub enum Command {
     /// Run code and commands in sandboxes, and manage them
     #[command(subcommand, long_about = commands::ABOUT)]
     Sandbox(commands::SandboxCommand),
 
-    /// Measure this server next to fork+exec and bubblewrap
+    /// Measure this server next to what this machine and other tools need
     Bench(bench::BenchArgs),
 
     /// Print a completion script for your shell
@@ -113,7 +109,8 @@ pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCod
     let result = match command {
         Command::Completion(args) => completion::run(args, whole),
         Command::Sandbox(command) => block_on(commands::run(command, globals)),
-        Command::Bench(args) => block_on(bench::run(args, globals)),
+        // Interrupted, it still has to remove what it made.
+        Command::Bench(args) => block_on_to_the_end(bench::run(args, globals)),
     };
     match result {
         Ok(code) => ExitCode::from(code),
@@ -121,19 +118,23 @@ pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCod
     }
 }
 
-/// One thread: a client waits, it does not compute. Ctrl-C drops the call, and so ends what it
-/// started on the server.
+/// Ctrl-C drops the call, and so ends what it started on the server.
 fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| Failure::io("start the runtime", &e))?;
-    let result = runtime.block_on(async {
+    block_on_to_the_end(async {
         tokio::select! {
             result = work => result,
             _ = tokio::signal::ctrl_c() => Ok(EXIT_INTERRUPTED),
         }
-    });
+    })
+}
+
+/// One thread: a client waits, it does not compute.
+fn block_on_to_the_end(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::io("start the runtime", &e))?;
+    let result = runtime.block_on(work);
     // Not waited for: a thread that reads standard input may never come back.
     runtime.shutdown_background();
     result
@@ -196,6 +197,8 @@ mod tests {
             "k8e sandbox pool",
             "k8e completion zsh",
             "k8e bench --iterations 5 --json",
+            "k8e bench --only latency --only density --runtime native --live 1,10 --live-gvisor 2 --svg f",
+            "k8e bench --clients 4 --seconds 2",
         ] {
             assert!(
                 parsed(good).is_ok(),
@@ -210,6 +213,9 @@ mod tests {
             "k8e sandbox write s f --mode x",
             "k8e sandbox get",
             "k8e sandbox dance",
+            "k8e bench --only speed",
+            "k8e bench --live 0",
+            "k8e bench --runtime docker",
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }

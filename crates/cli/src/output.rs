@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use serde::Serialize;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
@@ -28,6 +28,16 @@ pub(crate) fn text(bytes: &[u8]) -> Result<(), Failure> {
 pub(crate) fn note(line: &str) {
     // Nobody reads it: nothing to be done about that.
     let _ = writeln!(io::stderr(), "k8e: {line}");
+}
+
+/// Where a long command has got to, for the person at the terminal; each line takes the place of
+/// the one before, and an empty one is the end of it.
+pub(crate) fn progress(line: &str) {
+    let mut stderr = io::stderr();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[K{line}");
+        let _ = stderr.flush();
+    }
 }
 
 /// `{"error":…,"detail":…}` on standard output, for whoever parses it.

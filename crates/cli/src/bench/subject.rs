@@ -1,244 +1,235 @@
-//! What is measured, and how each is done once.
+//! What is measured, and what each is held against.
 
-use crate::Globals;
-use crate::failure::Failure;
-use k8e_api::client::Client;
-use k8e_api::v1::{self, run_event::Event, run_request::Message, run_start::Program};
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use super::bar::Bar;
+use k8e_model::RuntimeKind;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// `true` on the host: the floor.
+    /// What this machine can do without us.
+    Host(Host),
+    /// What a runtime of the server does.
+    Ours(RuntimeKind, Action),
+}
+
+/// A program of the host, from its start to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Host {
+    /// `true`: the floor.
     ForkExec,
-    /// `true` under bubblewrap: the nearest thing people use.
+    /// `python3 -c "print(1)"`.
+    Python,
+    /// `true` under bubblewrap: namespaces, and little else.
     Bubblewrap,
-    /// A session with a sandbox that waited for it.
-    Claim,
+    /// `true` in a container of crun: made, run, removed.
+    Crun,
+    /// The same with runc.
+    Runc,
+    /// The same with podman.
+    Podman,
+    /// The same with runsc: a kernel of its own.
+    RunscRun,
+    /// `true` in a container of runsc that runs already.
+    RunscExec,
+}
+
+/// What we do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
     /// A new sandbox, to where it answers.
     Create,
+    /// A session with a sandbox that waited for it.
+    Claim,
     /// `true` in a live session.
     Exec,
-    /// A sandbox for one `true`, and its removal.
-    Fresh,
-    /// The `k8e sandbox run` process from start to end, in a live session.
-    CliRun,
+    /// A session for one `true`, and its removal.
+    Whole,
+    /// The process `k8e sandbox run 'echo hi'`, with a session of its own.
+    Cli,
+    /// The process `k8e sandbox run 'print(1)' --lang python`, in a live session.
+    Python,
 }
 
-/// Everything that measuring needs.
-pub(super) struct Bench {
-    client: Client,
-    session_id: String,
-    /// A size that no pool has: who asks for it gets a new sandbox.
-    cold_disk_bytes: u64,
-    cli: Vec<std::ffi::OsString>,
-    subjects: Vec<Subject>,
+/// What one figure of a subject is held against: the p50 of a program of the host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Limit {
+    pub(super) percent: usize,
+    pub(super) baseline: Host,
+    pub(super) bar: Option<Bar>,
 }
-
-const BWRAP: &str = "bwrap";
-
-/// Enough to be another size.
-const OTHER_DISK_BYTES: u64 = 16 * 1024 * 1024;
 
 // === impl Subject ===
 
 impl Subject {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::ForkExec => "host fork+exec true",
-            Self::Bubblewrap => "bubblewrap true",
-            Self::Claim => "create (warm)",
-            Self::Create => "create (cold)",
-            Self::Exec => "exec true, live session",
-            Self::Fresh => "create+exec+destroy",
-            Self::CliRun => "k8e sandbox run, live session",
+            Self::Host(host) => host.name(),
+            Self::Ours(_, action) => action.name(),
         }
     }
-}
 
-// === impl Bench ===
-
-impl Bench {
-    /// Makes the session that stays open, and finds out what can be measured.
-    pub(super) async fn start(mut client: Client, globals: &Globals) -> Result<Self, Failure> {
-        let mut subjects = vec![Subject::ForkExec];
-        if host(&mut bubblewrap()).is_ok() {
-            subjects.push(Subject::Bubblewrap);
+    /// Whose it is: the host's, or a runtime's.
+    pub(super) fn group(self) -> &'static str {
+        match self {
+            Self::Host(_) => "host",
+            Self::Ours(runtime, _) => runtime.as_str(),
         }
-        if !client
-            .get_pools(v1::GetPoolsRequest {})
-            .await?
-            .get_ref()
-            .pools
-            .is_empty()
-        {
-            subjects.push(Subject::Claim);
-        }
-        subjects.extend([
-            Subject::Create,
-            Subject::Exec,
-            Subject::Fresh,
-            Subject::CliRun,
-        ]);
-        let status = client
-            .get_status(v1::GetStatusRequest {})
-            .await?
-            .into_inner();
-        let disk_bytes = status.default_limits.unwrap_or_default().disk_bytes;
-        let session_id = create(&mut client, 0).await?;
-        Ok(Self {
-            client,
-            session_id,
-            cold_disk_bytes: disk_bytes + OTHER_DISK_BYTES,
-            cli: cli_line(globals)?,
-            subjects,
-        })
     }
 
-    pub(super) fn subjects(&self) -> Vec<Subject> {
-        self.subjects.clone()
-    }
-
-    /// Does it once. What belongs to it is in the time, what only cleans up is not.
-    pub(super) async fn measure(&mut self, subject: Subject) -> Result<Duration, Failure> {
-        let start = Instant::now();
-        match subject {
-            Subject::ForkExec => host(&mut Command::new("true"))?,
-            Subject::Bubblewrap => host(&mut bubblewrap())?,
-            Subject::Claim | Subject::Create => {
-                let cold = subject == Subject::Create;
-                let disk_bytes = if cold { self.cold_disk_bytes } else { 0 };
-                let session_id = create(&mut self.client, disk_bytes).await?;
-                let took = start.elapsed();
-                destroy(&mut self.client, session_id).await?;
-                return Ok(took);
-            }
-            Subject::Exec => exec_true(&mut self.client, self.session_id.clone()).await?,
-            Subject::Fresh => {
-                let session_id = create(&mut self.client, 0).await?;
-                exec_true(&mut self.client, session_id.clone()).await?;
-                destroy(&mut self.client, session_id).await?;
-            }
-            Subject::CliRun => {
-                let session = ["--session-id", self.session_id.as_str()];
-                host(
-                    Command::new(&self.cli[0])
-                        .args(&self.cli[1..])
-                        .args(session),
-                )?;
+    pub(super) fn limits(self) -> Vec<Limit> {
+        let p50 = |baseline, bar: Option<f64>| Limit {
+            percent: 50,
+            baseline,
+            bar: bar.map(Bar::AtMost),
+        };
+        match self {
+            Self::Host(Host::ForkExec) => vec![],
+            Self::Host(_) => vec![p50(Host::ForkExec, None)],
+            Self::Ours(runtime, action) => {
+                // Whoever has a kernel of its own is compared with who has one, too.
+                let own_kernel = runtime != RuntimeKind::Native;
+                let bar = |native: f64, gvisor: Option<f64>| match runtime {
+                    RuntimeKind::Native => Some(native),
+                    RuntimeKind::Gvisor => gvisor,
+                    RuntimeKind::Firecracker | RuntimeKind::Kata => None,
+                };
+                match action {
+                    Action::Create if own_kernel => vec![p50(Host::RunscRun, bar(0.0, Some(1.2)))],
+                    Action::Create => vec![p50(Host::Bubblewrap, bar(2.0, None))],
+                    Action::Claim => vec![
+                        p50(Host::ForkExec, bar(1.0, Some(1.0))),
+                        Limit {
+                            percent: 99,
+                            ..p50(Host::ForkExec, bar(5.0, Some(5.0)))
+                        },
+                    ],
+                    Action::Exec if own_kernel => vec![p50(Host::RunscExec, bar(0.0, Some(0.5)))],
+                    Action::Exec => vec![p50(Host::ForkExec, bar(2.0, None))],
+                    Action::Whole if own_kernel => vec![p50(Host::RunscRun, None)],
+                    Action::Whole => vec![p50(Host::Crun, None)],
+                    Action::Cli => vec![p50(Host::ForkExec, bar(10.0, None))],
+                    Action::Python => vec![p50(Host::Python, bar(1.6, None))],
+                }
             }
         }
-        Ok(start.elapsed())
-    }
-
-    pub(super) async fn end(mut self) -> Result<(), Failure> {
-        destroy(&mut self.client, self.session_id).await
     }
 }
 
-fn bubblewrap() -> Command {
-    let mut command = Command::new(BWRAP);
-    command.args([
-        "--unshare-all",
-        "--ro-bind",
-        "/",
-        "/",
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-    ]);
-    command.arg("/bin/true");
-    command
-}
+// === impl Host ===
 
-/// This program, talking to the same server.
-fn cli_line(globals: &Globals) -> Result<Vec<std::ffi::OsString>, Failure> {
-    let own = std::env::current_exe().map_err(|e| Failure::io("find this program", &e))?;
-    let mut line: Vec<std::ffi::OsString> = vec![own.into()];
-    let mut flag = |name: &str, value: &Path| line.extend([name.into(), value.into()]);
-    flag("--data-dir", &globals.data_dir);
-    if let Some(endpoint) = &globals.endpoint {
-        flag("--endpoint", Path::new(endpoint));
-    }
-    if let Some(dir) = &globals.cert_dir {
-        flag("--cert-dir", dir);
-    }
-    line.extend(["sandbox", "run", "true"].map(Into::into));
-    Ok(line)
-}
+impl Host {
+    /// All, the floor first.
+    pub(super) const ALL: [Self; 8] = [
+        Self::ForkExec,
+        Self::Python,
+        Self::Bubblewrap,
+        Self::Crun,
+        Self::Runc,
+        Self::Podman,
+        Self::RunscRun,
+        Self::RunscExec,
+    ];
 
-fn host(command: &mut Command) -> Result<(), Failure> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let quiet = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let status = quiet
-        .status()
-        .map_err(|e| Failure::io(&format!("run {name}"), &e))?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(Failure::request(
-        format!("{name} failed while it was measured: {status}"),
-        "bench",
-    ))
-}
-
-/// With a disk of that size; 0 is the server's default.
-async fn create(client: &mut Client, disk_bytes: u64) -> Result<String, Failure> {
-    let request = v1::CreateSessionRequest {
-        tenant: "bench".into(),
-        // Interrupted, we leave no more than this behind.
-        idle_timeout_s: 60,
-        limits: Some(v1::Limits {
-            disk_bytes,
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    Ok(client
-        .create_session(request)
-        .await?
-        .into_inner()
-        .session_id)
-}
-
-async fn destroy(client: &mut Client, session_id: String) -> Result<(), Failure> {
-    client
-        .destroy_session(v1::DestroySessionRequest { session_id })
-        .await?;
-    Ok(())
-}
-
-async fn exec_true(client: &mut Client, session_id: String) -> Result<(), Failure> {
-    let program = Some(Program::Argv(v1::Argv {
-        args: vec!["/bin/true".into()],
-    }));
-    let start = v1::RunStart {
-        session_id,
-        program,
-        ..Default::default()
-    };
-    let start = v1::RunRequest {
-        message: Some(Message::Start(start)),
-    };
-    let mut events = client.run(tokio_stream::once(start)).await?.into_inner();
-    while let Some(event) = events.message().await? {
-        match event.event {
-            Some(Event::Exited(exited)) if exited.exit_code == 0 => return Ok(()),
-            Some(Event::Exited(exited)) => {
-                let code = exited.exit_code;
-                return Err(Failure::request(
-                    format!("true exited with {code}"),
-                    "bench",
-                ));
-            }
-            _ => {}
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::ForkExec => "fork+exec",
+            Self::Python => "python3 print(1)",
+            Self::Bubblewrap => "bubblewrap",
+            Self::Crun => "crun run",
+            Self::Runc => "runc run",
+            Self::Podman => "podman run",
+            Self::RunscRun => "runsc run",
+            Self::RunscExec => "runsc exec",
         }
     }
-    Err(Failure::request("a run ended without its result", "bench"))
+
+    /// The program that must be installed.
+    pub(super) fn program(self) -> &'static str {
+        match self {
+            Self::ForkExec => "true",
+            Self::Python => "python3",
+            Self::Bubblewrap => "bwrap",
+            Self::Crun => "crun",
+            Self::Runc => "runc",
+            Self::Podman => "podman",
+            Self::RunscRun | Self::RunscExec => "runsc",
+        }
+    }
+}
+
+// === impl Action ===
+
+impl Action {
+    /// All, in the order in which they are measured.
+    pub(super) const ALL: [Self; 6] = [
+        Self::Create,
+        Self::Claim,
+        Self::Exec,
+        Self::Whole,
+        Self::Cli,
+        Self::Python,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create, cold",
+            Self::Claim => "create, warm",
+            Self::Exec => "exec true",
+            Self::Whole => "create+exec+destroy",
+            Self::Cli => "k8e sandbox run, fresh",
+            Self::Python => "k8e sandbox run, python",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_the_bar_of_its_runtime() {
+        let bars = |runtime, action| {
+            let limits = Subject::Ours(runtime, action).limits().into_iter();
+            limits
+                .map(|limit| (limit.percent, limit.baseline, limit.bar))
+                .collect::<Vec<_>>()
+        };
+        let at_most = |bar| Some(Bar::AtMost(bar));
+        use RuntimeKind::{Gvisor, Kata, Native};
+        assert_eq!(
+            bars(Native, Action::Create),
+            [(50, Host::Bubblewrap, at_most(2.0))]
+        );
+        assert_eq!(
+            bars(Gvisor, Action::Create),
+            [(50, Host::RunscRun, at_most(1.2))]
+        );
+        assert_eq!(
+            bars(Native, Action::Exec),
+            [(50, Host::ForkExec, at_most(2.0))]
+        );
+        assert_eq!(
+            bars(Gvisor, Action::Exec),
+            [(50, Host::RunscExec, at_most(0.5))]
+        );
+        for runtime in [Native, Gvisor] {
+            let both = [
+                (50, Host::ForkExec, at_most(1.0)),
+                (99, Host::ForkExec, at_most(5.0)),
+            ];
+            assert_eq!(bars(runtime, Action::Claim), both);
+        }
+        assert_eq!(
+            bars(Native, Action::Cli),
+            [(50, Host::ForkExec, at_most(10.0))]
+        );
+        assert_eq!(bars(Gvisor, Action::Cli), [(50, Host::ForkExec, None)]);
+        assert_eq!(
+            bars(Native, Action::Python),
+            [(50, Host::Python, at_most(1.6))]
+        );
+        assert_eq!(bars(Gvisor, Action::Python), [(50, Host::Python, None)]);
+        assert_eq!(bars(Kata, Action::Create), [(50, Host::RunscRun, None)]);
+        assert!(Subject::Host(Host::ForkExec).limits().is_empty());
+    }
 }
