@@ -59,6 +59,7 @@ impl TestServer {
             socket_group: "k8e".to_owned(),
             tcp,
             tls_dir: dir.path().join("tls"),
+            admin: None,
         };
         let gateway = Gateway::bind(config, sessions.await.unwrap()).await?;
         let tcp = gateway.tcp_address();
