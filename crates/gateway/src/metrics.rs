@@ -237,7 +237,7 @@ impl Drop for Call {
 fn describe() {
     describe_counter!(
         GRPC_REQUESTS,
-        "Calls that are over, by method and code; Cancelled when the client left first"
+        "Calls that are over, by method and code; CANCELLED when the client left first"
     );
     describe_gauge!(BUILD_INFO, "1, and which k8e this is");
     describe_gauge!(PROCESS_MEMORY, "Resident memory of the server");

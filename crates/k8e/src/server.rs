@@ -25,7 +25,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// The agent inside every sandbox; empty when it was not built.
-static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.bin"));
+pub(crate) static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.bin"));
 
 /// Background tasks that do not end by themselves are left behind then.
 const SHUTDOWN_WITHIN: Duration = Duration::from_secs(10);

@@ -171,18 +171,19 @@ impl Shared {
                 "runtime {kind} does not work on this machine: {reason}"
             ))),
             None => {
-                let there: Vec<_> = self
-                    .drivers
-                    .iter()
-                    .map(|driver| driver.kind().as_str())
+                let usable = |(_, probe): &(_, &Probe)| matches!(probe, Probe::Usable { .. });
+                let candidates = self.drivers.iter().zip(probes.iter()).filter(usable);
+                let there: Vec<_> = candidates
+                    .map(|(driver, _)| driver.kind().as_str())
                     .collect();
-                let there = if there.is_empty() {
-                    "none".to_owned()
-                } else {
-                    there.join(", ")
+                let what_to_do = match there.as_slice() {
+                    [] => {
+                        "and no other works on this machine, as `k8e check-config` shows".to_owned()
+                    }
+                    there => format!("choose one of: {}", there.join(", ")),
                 };
                 Err(Error::Runtime(format!(
-                    "this server has no runtime {kind}: choose one of: {there}"
+                    "runtime {kind} is not available in this version of k8e: {what_to_do}"
                 )))
             }
         }
