@@ -2,8 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "all of it is tests, helpers too")]
 
 mod bad_input;
+mod check_config;
 mod cli;
 mod crash;
 mod escape;
 mod gvisor;
+mod metrics;
 mod pool;

@@ -16,8 +16,8 @@ unknown where it could not be found out) and what to do about it. As root it als
 with each runtime, in a directory of its own beside the data directory, and removes it again; a
 server need not run, and one that does is left alone.
 
-The exit code is 0 when gvisor or native works, 1 when neither does. Without root nothing can be
-tried: then it is 0 when nothing that is needed was found missing.";
+The exit code is 0 when gvisor or native works, and 1 otherwise: also without root, because then
+neither can be tried.";
 
 /// Arguments of `k8e check-config`.
 #[derive(Args, Debug)]
@@ -66,9 +66,9 @@ fn table(report: &Report) -> String {
         text,
         "\n{}",
         match (report.usable, untried("native")) {
-            (true, false) => "sandboxes can be made here",
-            (true, true) => "nothing speaks against sandboxes here; root can try it",
-            (false, _) => "no sandbox can be made here: mend what is missing",
+            (true, _) => "sandboxes can be made here",
+            (false, true) => "only root can make sandboxes, and find out whether that works here",
+            (false, false) => "no sandbox can be made here: mend what is missing",
         }
     );
     text
