@@ -163,3 +163,26 @@ fn shown(error: &DriverError) -> String {
         None => error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_is_to_come_is_judged_by_where_it_will_be() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(existing(&dir.path().join("a/b")), dir.path());
+        assert_eq!(existing(dir.path()), dir.path());
+    }
+
+    #[test]
+    fn only_what_can_make_a_sandbox_counts() {
+        let runtime = |name, verdict| Check::ok(Group::Runtimes, name, "x").but(verdict, "y");
+        assert!(runtime("gvisor", Verdict::Weaker).is_usable_runtime());
+        assert!(runtime("native", Verdict::Ok).is_usable_runtime());
+        assert!(!runtime("native", Verdict::Unknown).is_usable_runtime());
+        assert!(!runtime("native", Verdict::Missing).is_usable_runtime());
+        assert!(!runtime("kata", Verdict::Ok).is_usable_runtime());
+        assert!(!Check::ok(Group::Languages, "native", "x").is_usable_runtime());
+    }
+}

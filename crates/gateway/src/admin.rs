@@ -1,8 +1,8 @@
 //! The door for those who watch the server: `/metrics`, `/healthz` and `/readyz` over plain HTTP.
 //!
 //! It knows nobody and shows nothing of a client's, so it is closed unless somebody asks for it.
-//! A connection gets one answer and little time, and there are few of them: nobody can hold the
-//! door open by being slow.
+//! A connection gets one answer and little time, and there are few of them: who is slow is sent
+//! away, and a flood costs the server no more than this door.
 
 use crate::listen::{Bounded, Counted};
 use crate::{Error, Metrics};

@@ -211,3 +211,19 @@ fn kvm() -> Check {
     }
     ok(name, "not there; nothing in this version needs it")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_kernel_has_is_missing() {
+        let check = file_system("no-such-fs", "CONFIG_NO_SUCH_FS", Verdict::Missing);
+        assert_eq!(check.verdict, Verdict::Missing);
+        assert!(check.fix.contains("CONFIG_NO_SUCH_FS"));
+        assert_eq!(
+            file_system("proc", "", Verdict::Missing).verdict,
+            Verdict::Ok
+        );
+    }
+}
