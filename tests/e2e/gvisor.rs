@@ -88,7 +88,10 @@ fn outside_its_kernel_is_nobody() {
         line.unwrap().split_whitespace().next().unwrap().to_owned()
     };
     // Not a user of this machine, and not one that anybody was given.
-    assert!(field("Uid:").parse::<u32>().unwrap() >= 0x7000_0000, "{said}");
+    assert!(
+        field("Uid:").parse::<u32>().unwrap() >= 0x7000_0000,
+        "{said}"
+    );
     assert_eq!(field("NoNewPrivs:"), "1", "{said}");
     // A filter.
     assert_eq!(field("Seccomp:"), "2", "{said}");

@@ -3,9 +3,11 @@
 
 mod bad_input;
 mod bench;
+mod check_config;
 mod cli;
 mod crash;
 mod escape;
 mod flood;
 mod gvisor;
+mod metrics;
 mod pool;

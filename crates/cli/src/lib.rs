@@ -118,6 +118,15 @@ pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCod
     }
 }
 
+/// Prints what a command that needs no server has to say; the exit code is `code`, unless nobody
+/// reads.
+pub fn print(bytes: &[u8], code: u8) -> ExitCode {
+    match output::text(bytes) {
+        Ok(()) => ExitCode::from(code),
+        Err(failure) => output::failure(&failure, false),
+    }
+}
+
 /// Ctrl-C drops the call, and so ends what it started on the server.
 fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     block_on_to_the_end(async {

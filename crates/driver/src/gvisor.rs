@@ -21,6 +21,8 @@ mod runsc;
 
 pub use runsc::Platform;
 
+pub(crate) use runsc::found as runsc_found;
+
 use crate::local::launcher::{Order, Told, pidfd_of};
 use crate::local::sandboxes::{Kind, Prepared, Sandboxes, Started};
 use crate::{Driver, DriverError, Machine, Probe, Sandbox, SandboxSpec};

@@ -5,6 +5,8 @@
 //! its sandboxes again ([`Driver::adopt`]) and remove what nobody wants ([`Driver::sweep`]).
 //! It knows nothing of sessions, tenants or time.
 
+pub mod checks;
+
 mod error;
 mod guest;
 mod gvisor;

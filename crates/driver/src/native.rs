@@ -6,6 +6,8 @@ pub(crate) mod seccomp;
 mod confine;
 mod enter;
 
+pub(crate) use confine::landlock_missing;
+
 use crate::local::launcher::Order;
 use crate::local::sandboxes::{Kind, Prepared, Sandboxes, Started};
 use crate::{Driver, DriverError, Machine, Probe, Sandbox, SandboxSpec};
@@ -51,7 +53,7 @@ impl Driver for NativeDriver {
     }
 
     fn probe(&self) -> Probe {
-        let mut weaker: Vec<String> = confine::landlock_missing().into_iter().collect();
+        let mut weaker: Vec<String> = landlock_missing().into_iter().collect();
         weaker.extend(self.sandboxes.machine.weaker());
         Probe::Usable { weaker }
     }

@@ -6,6 +6,7 @@
 
 use crate::files::{FileInfo, FileKind};
 use crate::live::{Purpose, Use, left_active};
+use crate::metrics;
 use crate::processes::Process;
 use crate::{Error, Sessions};
 use bytes::Bytes;
@@ -105,7 +106,7 @@ impl Call {
                 what,
             }),
             Ok(Err(WireError::Io(e))) if e.kind() == ErrorKind::WouldBlock => {
-                Err(Error::GuestBusy(id.clone()))
+                Err(metrics::refused(Error::GuestBusy(id.clone())))
             }
             Ok(Err(e)) if nobody_listens(&e) => Err(Error::GuestGone(id.clone())),
             Ok(Err(e)) => Err(broken(&used, &mut phases, &e).await),

@@ -10,6 +10,7 @@ mod files;
 mod guest;
 mod history;
 mod live;
+pub mod metrics;
 mod pool;
 mod processes;
 mod recorder;

@@ -1,6 +1,7 @@
 //! One session that is not over: its sandbox, its phase, and who is using it right now.
 
 use crate::Error;
+use crate::metrics;
 use crate::recorder::{Recorder, now_ms};
 use k8e_driver::Sandbox;
 use k8e_model::{LimitEvents, Phase, Session, UnixMillis};
@@ -251,11 +252,11 @@ impl Live {
             }
         }
         let busy = |what, max| {
-            Err(Error::SessionBusy {
+            Err(metrics::refused(Error::SessionBusy {
                 id: self.record.id.clone(),
                 what,
                 max,
-            })
+            }))
         };
         match purpose {
             Purpose::Run if state.runs >= runs_max => return busy("commands", runs_max),

@@ -14,6 +14,7 @@ pub(crate) use claim::Claim;
 pub(crate) use refill::start;
 
 use crate::Config;
+use crate::metrics::PoolMetrics;
 use k8e_driver::{Driver, Probe, Sandbox};
 use k8e_model::{Limits, PoolDemand, PoolSize, RuntimeKind, SandboxId, Template};
 use latency::Latencies;
@@ -66,6 +67,7 @@ pub(crate) struct Pool {
     state: Mutex<State>,
     /// Wakes the task that refills it.
     wake: Notify,
+    metrics: PoolMetrics,
 }
 
 struct State {
@@ -123,6 +125,7 @@ impl Pools {
 impl Pool {
     fn new(template: Template, driver: Arc<dyn Driver>, config: &Config) -> Self {
         Self {
+            metrics: PoolMetrics::new(&template, driver.kind()),
             template,
             driver,
             limits: config.limits,

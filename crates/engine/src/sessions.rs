@@ -13,12 +13,13 @@ pub(crate) use create::{Owned, greet};
 pub(crate) use destroy::remove;
 
 use crate::live::Live;
+use crate::metrics;
 use crate::pool::{self, Pools};
 use crate::recorder::{Recorder, now_ms};
 use crate::{Config, Error};
 use k8e_driver::{Driver, Probe};
 use k8e_model::{
-    Phase, Principal, SandboxId, Session, SessionId, SessionSpec, TenantId, UnixMillis,
+    Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec, TenantId, UnixMillis,
 };
 use k8e_store::Store;
 use std::collections::{BTreeSet, HashMap};
@@ -92,6 +93,7 @@ impl Sessions {
         store: Store,
         drivers: Vec<Arc<dyn Driver>>,
     ) -> Result<Self, Error> {
+        metrics::start(drivers.iter().map(|driver| driver.kind()));
         let probes: Vec<Probe> = drivers.iter().map(|driver| driver.probe()).collect();
         let shared = Arc::new(Shared {
             recorder: Recorder::start(store.clone()),
@@ -249,12 +251,25 @@ impl Shared {
             .spawn(destroy::watch_over(Arc::clone(self), Arc::clone(live)));
     }
 
-    fn driver(&self, kind: k8e_model::RuntimeKind) -> Option<&Arc<dyn Driver>> {
+    fn driver(&self, kind: RuntimeKind) -> Option<&Arc<dyn Driver>> {
         self.drivers.iter().find(|driver| driver.kind() == kind)
     }
 
     fn probes(&self) -> MutexGuard<'_, Vec<Probe>> {
         self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Each driver, and what it said last.
+    pub(crate) fn probed(&self) -> Vec<(RuntimeKind, Probe)> {
+        let kinds = self.drivers.iter().map(|driver| driver.kind());
+        kinds.zip(self.probes().iter().cloned()).collect()
+    }
+
+    /// Looks at every session that is not over.
+    pub(crate) fn each_live(&self, mut look: impl FnMut(&Live)) {
+        for live in self.index().sessions.values() {
+            look(live);
+        }
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {

@@ -29,6 +29,18 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The address for metrics is not to be had.
+    #[error("cannot listen on {address} for metrics: choose another address with --metrics-listen")]
+    MetricsListen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Measuring cannot begin.
+    #[error("cannot start to measure")]
+    Metrics(#[source] metrics_exporter_prometheus::BuildError),
     /// A certificate file could not be read or written.
     #[error("cannot {operation} {}", path.display())]
     CertificateFile {
@@ -67,13 +79,14 @@ impl Error {
     /// What it means to whoever starts the server.
     pub fn code(&self) -> Code {
         match self {
-            Self::Listen { .. } => Code::Precondition,
+            Self::Listen { .. } | Self::MetricsListen { .. } => Code::Precondition,
             Self::Socket { .. }
             | Self::CertificateFile { .. }
             | Self::Certificate { .. }
             | Self::Tls(_)
             | Self::Reflection(_)
-            | Self::Serve(_) => Code::Internal,
+            | Self::Serve(_)
+            | Self::Metrics(_) => Code::Internal,
         }
     }
 }

@@ -1,23 +1,29 @@
 //! The doors: who may come in, and what they say turned into calls of the engine.
 //!
 //! Two doors lead to one service: a Unix socket, where the kernel says who is there, and TLS over
-//! TCP, where certificates do. A door parses and renders; it never talks to a driver, a guest or
-//! the store.
+//! TCP, where certificates do. A third, if somebody asks for it, shows how the server is. A door
+//! parses and renders; it never talks to a driver, a guest or the store.
 
+mod admin;
 mod auth;
 mod broken_off;
 mod catch_panic;
 mod error;
 mod grpc;
 mod listen;
+mod metrics;
 mod socket;
 
+pub use admin::Admin;
 pub use auth::peer::group_id;
 pub use error::Error;
+pub use metrics::Metrics;
 
+use admin::AdminDoor;
 use auth::tls;
 use k8e_engine::Sessions;
 use listen::Bounded;
+use metrics::CountLayer;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -65,6 +71,8 @@ pub struct Config {
     pub tcp: Option<Tcp>,
     /// Where our certificate authority, the server's certificate and the admin's are kept.
     pub tls_dir: PathBuf,
+    /// The door for those who watch the server, if there shall be one.
+    pub admin: Option<Admin>,
 }
 
 /// The TLS door.
@@ -83,6 +91,7 @@ pub struct Gateway {
     group: String,
     unix: UnixListener,
     tcp: Option<TcpDoor>,
+    admin: Option<AdminDoor>,
 }
 
 struct TcpDoor {
@@ -100,6 +109,10 @@ impl Gateway {
             Some(tcp) => bind_tcp(tcp, &config).await?,
             None => None,
         };
+        let admin = match config.admin {
+            Some(admin) => Some(AdminDoor::bind(admin).await?),
+            None => None,
+        };
         let unix = socket::bind(&config.socket, &config.socket_group)?;
         Ok(Self {
             sessions,
@@ -107,6 +120,7 @@ impl Gateway {
             group: config.socket_group,
             unix,
             tcp,
+            admin,
         })
     }
 
@@ -115,20 +129,42 @@ impl Gateway {
         self.tcp.as_ref().map(|door| door.address)
     }
 
+    /// The address of the door for those who watch, if there is one.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(|door| door.address)
+    }
+
     /// Serves until `shutdown`, then takes no more calls and gives those under way five seconds.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopped) = watch::channel(false);
-        let service = grpc::services(self.sessions).await?;
-        let unix = serve_unix(self.unix, self.group, service.clone(), signal(&stopped));
+        let service = grpc::services(self.sessions.clone()).await?;
+        let count = CountLayer::new();
+        let unix = serve_unix(
+            self.unix,
+            self.group,
+            service.clone(),
+            count.clone(),
+            signal(&stopped),
+        );
         let tcp = async {
             match self.tcp {
-                Some(door) => serve_tcp(door, service, signal(&stopped)).await,
+                Some(door) => serve_tcp(door, service, count, signal(&stopped)).await,
                 None => Ok(()),
             }
         };
         // Boxed: two servers are a lot to carry around in a caller's future.
         let doors = Box::pin(async { tokio::try_join!(unix, tcp).map(drop) });
-        let result = drained(doors, shutdown, &stop).await;
+        let admin = async {
+            match self.admin {
+                Some(door) => door.serve(self.sessions, stopped.clone()).await,
+                None => std::future::pending().await,
+            }
+        };
+        // Whoever watches sees the others drain.
+        let result = tokio::select! {
+            result = drained(doors, shutdown, &stop) => result,
+            () = admin => Ok(()),
+        };
         // We hold the data directory: nobody else has put a socket here meanwhile.
         let _ = std::fs::remove_file(&self.socket);
         result
@@ -192,9 +228,11 @@ async fn serve_unix(
     listener: UnixListener,
     group: String,
     services: grpc::Services,
+    count: CountLayer,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     tuned(Server::builder())
+        .layer(count)
         .layer(InterceptorLayer::new(move |request| {
             auth::by_peer(request, &group)
         }))
@@ -209,12 +247,14 @@ async fn serve_unix(
 async fn serve_tcp(
     door: TcpDoor,
     services: grpc::Services,
+    count: CountLayer,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let incoming = Bounded::new(door.listener, TCP_CONNECTIONS_MAX).stream();
     tuned(Server::builder())
         .tls_config(door.tls)
         .map_err(Error::Tls)?
+        .layer(count)
         .layer(InterceptorLayer::new(auth::by_certificate))
         .layer(MapRequestLayer::new(broken_off::told))
         .layer(catch_panic::CatchPanicLayer)

@@ -1,5 +1,6 @@
 //! The k8e binary: reads the command line and builds the role it asks for. Wiring only.
 
+mod check_config;
 mod server;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -34,6 +35,9 @@ enum Role {
     /// Serve sandboxes on this machine
     #[command(long_about = server::LONG_ABOUT)]
     Server(server::ServerArgs),
+    /// Check whether this machine can make sandboxes
+    #[command(long_about = check_config::LONG_ABOUT)]
+    CheckConfig(check_config::CheckConfigArgs),
     #[command(flatten)]
     Client(k8e_cli::Command),
 }
@@ -50,6 +54,7 @@ fn main() -> ExitCode {
     };
     match role {
         Role::Server(args) => server::run(&globals, args),
+        Role::CheckConfig(args) => check_config::run(&globals, &args, server::GUEST),
         Role::Client(command) => k8e_cli::run(&globals, command, K8e::command()),
     }
 }

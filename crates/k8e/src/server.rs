@@ -16,7 +16,7 @@ use error::Error;
 use k8e_cli::Globals;
 use k8e_driver::{Driver, Machine, MachineConfig};
 use k8e_engine::Sessions;
-use k8e_gateway::Gateway;
+use k8e_gateway::{Admin, Gateway, Metrics};
 use k8e_store::Store;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// The agent inside every sandbox; empty when it was not built.
-static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.bin"));
+pub(crate) static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.bin"));
 
 /// Background tasks that do not end by themselves are left behind then.
 const SHUTDOWN_WITHIN: Duration = Duration::from_secs(10);
@@ -73,13 +73,21 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
 }
 
 async fn serve_until_signal(
-    config: args::Config,
+    mut config: args::Config,
     data_dir: &DataDir,
     drivers: Vec<Arc<dyn Driver>>,
 ) -> Result<(), Error> {
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
 
+    // First: who is built after it is measured.
+    config.gateway.admin = match config.metrics_listen {
+        Some(address) => {
+            let metrics = Metrics::install().map_err(Error::Gateway)?;
+            Some(Admin { address, metrics })
+        }
+        None => None,
+    };
     let store = Store::open(data_dir.path()).await.map_err(Error::Store)?;
     let sessions = Sessions::start(config.engine, store, drivers)
         .await
@@ -91,6 +99,9 @@ async fn serve_until_signal(
     let tcp = gateway
         .tcp_address()
         .map(|address| format!(" and https://{address}"));
+    if let Some(address) = gateway.admin_address() {
+        tracing::info!("metrics are on http://{address}/metrics");
+    }
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(
         "k8e {version} is ready on unix://{}{}",

@@ -92,6 +92,15 @@ impl Store {
         &self.shared.dir
     }
 
+    /// Whether the records can be read now.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        sqlx::query("SELECT 1 FROM sessions LIMIT 1")
+            .fetch_optional(&self.shared.read)
+            .await
+            .map(drop)
+            .map_err(self.sql("read the sessions"))
+    }
+
     /// Closes the database; every later call fails.
     pub async fn close(&self) {
         self.shared.read.close().await;

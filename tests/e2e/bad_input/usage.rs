@@ -84,6 +84,7 @@ fn flags_of_the_server_that_cannot_work() {
         ("--pool-min", "17", &["--pool-max"]),
         ("--run-timeout", "never", &["a run must end", "30s"]),
         ("--listen", "here", &["127.0.0.1:50051", "none"]),
+        ("--metrics-listen", "here", &["127.0.0.1:9464"]),
         ("--log", "=,=", &["--log", "info"]),
     ] {
         let ran = k8e(

@@ -1,6 +1,6 @@
 //! Attempts on processes outside, and on the guest.
 
-use super::{attempt, attempt_in, everywhere_sh};
+use super::{attempt, everywhere_sh};
 use k8e_e2e::Server;
 
 #[test]

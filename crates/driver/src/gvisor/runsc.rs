@@ -3,14 +3,22 @@
 use crate::DriverError;
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 /// Where it is looked for, in this order: what people install themselves comes first.
 const DIRECTORIES: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
 
 const INSTALL: &str = "install it (Debian 12: apt-get install -t bookworm-backports runsc; elsewhere: see gVisor's installation guide)";
+
+/// What it may take and say: it prints a line or two in some milliseconds.
+const VERSION_WITHIN: Duration = Duration::from_secs(3);
+const VERSION_PAUSE: Duration = Duration::from_millis(5);
+const VERSION_BYTES_MAX: u64 = 256;
 
 /// In the driver's directory: what worked.
 const MEMORY: &str = "runsc.json";
@@ -128,6 +136,50 @@ impl Runsc {
             kernel: uname.release().to_string_lossy().into_owned(),
         }
     }
+}
+
+/// Which is installed and what it says of itself, or what to do.
+pub(crate) fn found() -> Result<String, String> {
+    let runsc = Runsc::find()?;
+    let path = runsc.path.display();
+    Ok(match version(&runsc.path) {
+        Some(version) => format!("{path} ({version})"),
+        None => format!("{path} (it does not say its version)"),
+    })
+}
+
+/// Its first line. Not waited for long: it may be anything that has the name.
+fn version(path: &Path) -> Option<String> {
+    let mut child = Command::new(path)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let deadline = Instant::now() + VERSION_WITHIN;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(VERSION_PAUSE),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return None;
+            }
+        }
+    };
+    let mut text = Vec::new();
+    let mut said = child.stdout.take()?.take(VERSION_BYTES_MAX);
+    said.read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let line: String = text
+        .lines()
+        .next()?
+        .chars()
+        .filter(|c| !c.is_control())
+        .collect();
+    (status.success() && !line.is_empty()).then_some(line)
 }
 
 #[cfg(test)]

@@ -82,14 +82,7 @@ impl Join {
 impl Cgroups {
     /// Finds the hierarchies and makes our group in each. `name` is unique to the data directory.
     pub(crate) fn open(name: &str) -> Result<Self, DriverError> {
-        let mounts = fs::read_to_string("/proc/self/mounts")
-            .map_err(DriverError::step("read", "/proc/self/mounts"))?;
-        let (version, roots) = find(&mounts).ok_or_else(|| {
-            DriverError::Unusable(format!(
-                "control groups for {} are not mounted: mount cgroup2 on /sys/fs/cgroup, or the v1 controllers below it",
-                CONTROLLERS.join(", ")
-            ))
-        })?;
+        let (version, roots) = mounted()?;
         let parents: Vec<PathBuf> = roots
             .iter()
             .map(|root| root.join("k8e").join(name))
@@ -142,6 +135,35 @@ impl Cgroups {
             let _ = fs::remove_dir(parent);
         }
     }
+}
+
+/// Which version, with which controllers, and where.
+pub(crate) fn describe() -> Result<String, DriverError> {
+    let (version, roots) = mounted()?;
+    let number = match version {
+        Version::V1 => 1,
+        Version::V2 => 2,
+    };
+    let controllers = CONTROLLERS.join(", ");
+    let roots: Vec<_> = roots
+        .iter()
+        .map(|root| root.display().to_string())
+        .collect();
+    Ok(format!(
+        "v{number} with {controllers} ({})",
+        roots.join(", ")
+    ))
+}
+
+fn mounted() -> Result<(Version, Vec<PathBuf>), DriverError> {
+    let mounts = fs::read_to_string("/proc/self/mounts")
+        .map_err(DriverError::step("read", "/proc/self/mounts"))?;
+    find(&mounts).ok_or_else(|| {
+        DriverError::Unusable(format!(
+            "control groups for {} are not mounted: mount cgroup2 on /sys/fs/cgroup, or the v1 controllers below it",
+            CONTROLLERS.join(", ")
+        ))
+    })
 }
 
 /// v2 when all controllers are there; else v1. On hybrid machines v2 exists without controllers.

@@ -24,7 +24,7 @@ pub(crate) const WORKSPACE: &str = "workspace";
 const TEMPLATE_DATA_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
 /// Below this a sandbox could not even write its first files, and the store could not note it.
-const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
+pub(crate) const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
 
 /// Sizes are rounded up to this: a caller chooses them, and each costs a run of mkfs.
 const SIZE_GRID_BYTES: u64 = 16 * 1024 * 1024;

@@ -156,12 +156,17 @@ impl Rootfs {
 
 /// Whether overlays can be made of such mounts: from Linux 5.19 on.
 pub(crate) fn overlay_takes_idmapped_layers() -> bool {
+    kernel_version() >= (5, 19)
+}
+
+/// The first two numbers of this kernel's; zeroes where there are none.
+pub(crate) fn kernel_version() -> (u32, u32) {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy().into_owned();
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())
         .map_while(|part| part.parse::<u32>().ok());
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (5, 19)
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// Whether the file system of the host's programs can show other owners.

@@ -32,7 +32,7 @@ pub(super) fn landlock() -> Result<(), RulesetError> {
 }
 
 /// What this kernel does not enforce of it, and what to do.
-pub(super) fn landlock_missing() -> Option<String> {
+pub(crate) fn landlock_missing() -> Option<String> {
     let knows = |abi: ABI| {
         Ruleset::default()
             .set_compatibility(CompatLevel::HardRequirement)

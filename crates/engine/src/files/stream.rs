@@ -7,6 +7,7 @@
 use super::FileInfo;
 use crate::Error;
 use crate::guest::{Call, FILES_LISTED_MAX, checked_info};
+use crate::metrics;
 use bytes::Bytes;
 use k8e_wire::CHUNK_BYTES;
 use k8e_wire::proto::{self, input, reply};
@@ -60,6 +61,7 @@ impl FileReader {
                                 .misbehaved("it sent more of a file than was asked for")
                         })?;
                     }
+                    metrics::file_read(data.len() as u64);
                     return Ok(Some(data));
                 }
                 reply::Reply::Done(_) => self.done = true,
@@ -96,7 +98,10 @@ impl FileWriter {
     pub async fn finish(mut self) -> Result<u64, Error> {
         self.call.send(input::Input::End(proto::End {})).await?;
         match self.call.reply().await? {
-            reply::Reply::Done(done) if done.bytes == self.bytes => Ok(self.bytes),
+            reply::Reply::Done(done) if done.bytes == self.bytes => {
+                metrics::file_written(self.bytes);
+                Ok(self.bytes)
+            }
             reply::Reply::Done(_) => Err(self
                 .call
                 .misbehaved("it says that it wrote another number of bytes")),

@@ -49,6 +49,7 @@ impl Pool {
         if !self.driver.can_change_limits(&self.limits, limits) {
             // How many want another does not say how many want this.
             self.state().unfit += 1;
+            self.metrics.unfit.increment(1);
             return None;
         }
         let mut state = self.state();
@@ -71,6 +72,7 @@ impl Pool {
             state = self.state();
         }
         state.misses += 1;
+        self.metrics.misses.increment(1);
         None
     }
 
@@ -115,9 +117,12 @@ impl Claimed {
 impl Claim {
     /// The session is there.
     pub(crate) fn served(self) {
+        let took = self.since.elapsed();
+        self.pool.metrics.hits.increment(1);
+        self.pool.metrics.claim_seconds.record(took);
         let mut state = self.pool.state();
         state.hits += 1;
-        state.latencies.add(self.since.elapsed());
+        state.latencies.add(took);
     }
 }
 

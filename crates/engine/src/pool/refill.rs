@@ -82,6 +82,7 @@ async fn launch(pending: Pending, shared: Arc<Shared>) {
     drop(turn);
     match launched {
         Ok(sandbox) => {
+            pool.metrics.launches.increment(1);
             let watcher = shared
                 .runtime
                 .spawn(watch(Arc::clone(pool), id.clone(), Arc::clone(&sandbox)))
@@ -95,7 +96,10 @@ async fn launch(pending: Pending, shared: Arc<Shared>) {
                 discard(&unwanted.sandbox).await;
             }
         }
-        Err(failure) => pool.failed(&failure, 1),
+        Err(failure) => {
+            pool.metrics.launch_failures.increment(1);
+            pool.failed(&failure, 1);
+        }
     }
 }
 
@@ -212,6 +216,7 @@ impl Pool {
             lost.is_some()
         };
         if lost {
+            self.metrics.deaths.increment(1);
             // Worse than a launch that fails: that one would be told first.
             self.failed("a warm sandbox died", 2);
             self.wake.notify_one();

@@ -7,6 +7,7 @@
 use super::{Run, RunRequest, RunTarget, SharedInputs, Stage};
 use crate::guest::{Call, clean};
 use crate::live::{Live, Purpose, Use};
+use crate::metrics::{self, RunEnd};
 use crate::recorder::Transcriber;
 use crate::sessions::Owned;
 use crate::{Error, Sessions};
@@ -101,6 +102,7 @@ impl Sessions {
             Err(error) => {
                 let detail = json!({ "program": program, "error": error.to_string() });
                 shared.recorder.event(&live.record, "run_failed", detail);
+                metrics::run_ended(live.record.runtime, RunEnd::NotStarted);
                 let Error::GuestGone(_) = error else {
                     return Err(error);
                 };
@@ -108,6 +110,7 @@ impl Sessions {
                 return Err(if created { error } else { live.gone() });
             }
         };
+        metrics::run_started(live.record.runtime, started.elapsed());
         shared.recorder.event(
             &live.record,
             "run_started",

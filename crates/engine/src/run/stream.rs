@@ -8,6 +8,7 @@ use super::{Run, RunEvent, RunInput, Stage, Stream, outcome};
 use crate::Error;
 use crate::guest::{DEATH_NEWS_TIMEOUT, hung_up, misbehaved};
 use crate::live::left_active;
+use crate::metrics::{self, RunEnd};
 use k8e_model::Outcome;
 use k8e_wire::proto::{Exited, reply};
 use serde_json::{Value, json};
@@ -181,7 +182,7 @@ impl Run {
             .iter()
             .map(|limit| limit.as_str())
             .collect();
-        self.over(json!({
+        let detail = json!({
             "exit_code": outcome.exit_code,
             "signal": outcome.signal,
             "status": outcome.status.as_str(),
@@ -189,7 +190,8 @@ impl Run {
             "stdout_bytes": outcome.stdout_bytes,
             "stderr_bytes": outcome.stderr_bytes,
             "limits_hit": limits,
-        }));
+        });
+        self.over(RunEnd::from(&outcome), detail);
         Ok(outcome)
     }
 
@@ -226,13 +228,15 @@ impl Run {
         if let Error::GuestMisbehaved { what, .. } = &error {
             tracing::warn!(session = %self.session_id, what, "a sandbox's agent misbehaved");
         }
-        self.over(json!({ "status": "failed", "error": error.to_string() }));
+        let detail = json!({ "status": "failed", "error": error.to_string() });
+        self.over(RunEnd::Failed, detail);
         error
     }
 
     /// Records the end, closes the connection, lets go of the session, and of one for this run alone for good.
-    fn over(&mut self, mut detail: Value) {
+    fn over(&mut self, end: RunEnd, mut detail: Value) {
         self.stage = Stage::Over;
+        metrics::run_ended(self.runtime, end);
         let (recorder, record) = (&self.shared.recorder, &self.live.record);
         let lost_bytes = self.transcriber.finish(recorder, &record.sandbox);
         if lost_bytes > 0 {
@@ -248,7 +252,7 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if !matches!(self.stage, Stage::Over) {
-            self.over(json!({ "status": "cancelled" }));
+            self.over(RunEnd::Cancelled, json!({ "status": "cancelled" }));
         }
     }
 }

@@ -11,6 +11,7 @@ use super::destroy::remove;
 use super::{Index, Sessions, Shared};
 use crate::error::chain;
 use crate::live::Live;
+use crate::metrics::{self, Start};
 use crate::pool::Claim;
 use crate::recorder::now_ms;
 use crate::{Error, SessionView};
@@ -23,7 +24,7 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// A fresh guest answers in a millisecond; on a machine under load in a second.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,14 +61,16 @@ impl Sessions {
 
     /// Makes a session that is destroyed again unless it is kept.
     pub(crate) async fn make(&self, who: &Principal, spec: SessionSpec) -> Result<Owned, Error> {
+        let since = Instant::now();
         let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
             return Err(Error::Stopping);
         };
-        let (owned, origin) = self.shared.admit(who, spec)?;
+        let admitted = self.shared.admit(who, spec);
+        let (owned, origin) = admitted.map_err(metrics::refused)?;
         let (done, made) = oneshot::channel();
         self.shared.runtime.spawn(async move {
             // Nobody there to take it: it comes back, is dropped, and so destroyed.
-            done.send(build(owned, origin, work).await).ok();
+            done.send(build(owned, origin, work, since).await).ok();
         });
         made.await.unwrap_or(Err(Error::Stopping))
     }
@@ -161,9 +164,9 @@ impl Shared {
         let mut candidates = self.drivers.iter().zip(probes.iter());
         let Some(kind) = asked else {
             let usable = candidates.find(|(_, probe)| matches!(probe, Probe::Usable { .. }));
-            return usable.map(|(driver, _)| Arc::clone(driver)).ok_or_else(|| {
-                Error::Runtime("no runtime works on this machine: `k8e sandbox status` says what each one lacks".to_owned())
-            });
+            return usable
+                .map(|(driver, _)| Arc::clone(driver))
+                .ok_or_else(no_runtime);
         };
         match candidates.find(|(driver, _)| driver.kind() == kind) {
             Some((driver, Probe::Usable { .. })) => Ok(Arc::clone(driver)),
@@ -171,20 +174,32 @@ impl Shared {
                 "runtime {kind} does not work on this machine: {reason}"
             ))),
             None => {
-                let there: Vec<_> = self
-                    .drivers
-                    .iter()
-                    .map(|driver| driver.kind().as_str())
+                let usable = |(_, probe): &(_, &Probe)| matches!(probe, Probe::Usable { .. });
+                let candidates = self.drivers.iter().zip(probes.iter()).filter(usable);
+                let there: Vec<_> = candidates
+                    .map(|(driver, _)| driver.kind().as_str())
                     .collect();
-                let there = if there.is_empty() {
-                    "none".to_owned()
-                } else {
-                    there.join(", ")
+                let what_to_do = match there.as_slice() {
+                    [] => {
+                        "and no other works on this machine, as `k8e check-config` shows".to_owned()
+                    }
+                    there => format!("choose one of: {}", there.join(", ")),
                 };
                 Err(Error::Runtime(format!(
-                    "this server has no runtime {kind}: choose one of: {there}"
+                    "runtime {kind} is not available in this version of k8e: {what_to_do}"
                 )))
             }
+        }
+    }
+}
+
+// === impl Origin ===
+
+impl Origin {
+    fn start(&self) -> Start {
+        match self {
+            Self::Warm(_) => Start::Warm,
+            Self::Cold(_) => Start::Cold,
         }
     }
 }
@@ -216,6 +231,13 @@ impl Drop for Owned {
     }
 }
 
+/// Nothing here can make a sandbox.
+pub(super) fn no_runtime() -> Error {
+    Error::Runtime(
+        "no runtime works on this machine: `k8e check-config` says what each one lacks".to_owned(),
+    )
+}
+
 /// Whether a session asks for no more than it may.
 fn check_ceiling(asked: &Limits, max: &Limits) -> Result<(), Error> {
     let below = |noun: &str, unit: &str, asked: u64, max: u64| {
@@ -238,9 +260,11 @@ async fn build(
     owned: Owned,
     origin: Origin,
     work: OwnedRwLockReadGuard<()>,
+    since: Instant,
 ) -> Result<Owned, Error> {
     let shared = Arc::clone(&owned.shared);
     let live = owned.live();
+    let start = origin.start();
     let built = match origin {
         Origin::Warm(claim) => warm(&shared, live, claim).await,
         Origin::Cold(driver) => cold(&shared, live, driver).await,
@@ -256,7 +280,8 @@ async fn build(
         return Err(taken);
     }
     drop(work);
-    let Err(error) = built else {
+    let Err(error) = built.map_err(metrics::refused) else {
+        metrics::created(live.record.runtime, start, since.elapsed());
         return Ok(owned);
     };
     let live = owned.keep();
@@ -274,7 +299,7 @@ async fn warm(shared: &Arc<Shared>, live: &Arc<Live>, claim: Claim) -> Result<()
         ..live.record.clone()
     };
     write_down(shared, &active).await?;
-    open(shared, live, "warm")?;
+    open(shared, live, Start::Warm)?;
     claim.served();
     Ok(())
 }
@@ -301,7 +326,7 @@ async fn cold(
         .store
         .set_phase(&record.id, Phase::Active, "", now_ms())
         .await?;
-    open(shared, live, "cold")
+    open(shared, live, Start::Cold)
 }
 
 async fn write_down(shared: &Shared, record: &Session) -> Result<(), Error> {
@@ -324,7 +349,7 @@ pub(crate) async fn greet(sandbox: &dyn Sandbox) -> Result<(), Error> {
 }
 
 /// From here on it can be used.
-fn open(shared: &Arc<Shared>, live: &Arc<Live>, start: &str) -> Result<(), Error> {
+fn open(shared: &Arc<Shared>, live: &Arc<Live>, start: Start) -> Result<(), Error> {
     if !live.activate() {
         return Err(live.gone());
     }
@@ -333,7 +358,7 @@ fn open(shared: &Arc<Shared>, live: &Arc<Live>, start: &str) -> Result<(), Error
     shared.recorder.event(
         record,
         "created",
-        json!({ "tenant": tenant, "runtime": runtime, "start": start }),
+        json!({ "tenant": tenant, "runtime": runtime, "start": start.as_str() }),
     );
     shared.publish(live);
     Ok(())

@@ -4,6 +4,7 @@ use super::{Sessions, Shared};
 use crate::Error;
 use crate::error::chain;
 use crate::live::{Live, left_active};
+use crate::metrics;
 use crate::recorder::now_ms;
 use k8e_driver::{DriverError, Sandbox};
 use k8e_model::{Phase, Principal, SessionId};
@@ -41,6 +42,7 @@ impl Shared {
         if !live.begin_end(reason) {
             return;
         }
+        metrics::ended(live.record.runtime, event);
         self.index().retire(live);
         let (shared, live, reason) = (Arc::clone(self), Arc::clone(live), reason.to_owned());
         self.runtime

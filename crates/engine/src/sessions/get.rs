@@ -1,6 +1,7 @@
 //! Looking at sessions and at the server.
 
 use super::Sessions;
+use super::create::no_runtime;
 use crate::Error;
 use crate::PoolStatus;
 use crate::live::Live;
@@ -92,6 +93,17 @@ impl Sessions {
             network: shared.config.network.clone(),
             started_at: shared.started_at,
         }
+    }
+
+    /// Whether a session could be made now, or why not. Drivers are not asked anew: whoever asks
+    /// this asks often.
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.shared.store.ping().await?;
+        let usable = |(_, probe): &(RuntimeKind, Probe)| matches!(probe, Probe::Usable { .. });
+        if self.shared.probed().iter().any(usable) {
+            return Ok(());
+        }
+        Err(no_runtime())
     }
 
     /// The pools of warm sandboxes.

@@ -5,6 +5,7 @@ use super::create::HELLO_TIMEOUT;
 use crate::Error;
 use crate::error::chain;
 use crate::live::{Live, left_active};
+use crate::metrics;
 use crate::recorder::now_ms;
 use futures::StreamExt as _;
 use k8e_driver::{GuestAddress, Sandbox};
@@ -72,6 +73,7 @@ impl Shared {
                 live.set_sandbox(sandbox);
                 self.index().sessions.insert(id, Arc::clone(&live));
                 self.recorder.event(&live.record, "recovered", json!({}));
+                metrics::recovered(live.record.runtime);
                 self.publish(&live);
                 Ok(Some(live))
             }
@@ -81,6 +83,7 @@ impl Shared {
                     .await?;
                 self.recorder
                     .event(&record, "ended", json!({ "reason": reason }));
+                metrics::ended(record.runtime, "ended");
                 Ok(None)
             }
         }

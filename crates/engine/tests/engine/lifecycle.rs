@@ -262,7 +262,7 @@ async fn a_runtime_must_be_there_and_work() {
     refused(
         server.sessions.create(&me(), SessionSpec::default()).await,
         Code::Unsupported,
-        "sandbox status",
+        "check-config",
     );
     server.driver.set_probe(Probe::Usable {
         weaker: vec!["weak".to_owned()],

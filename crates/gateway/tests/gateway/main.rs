@@ -1,6 +1,7 @@
 //! The doors for real: a socket, TLS, the engine, and a driver without isolation.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod admin;
 mod bounds;
 mod doors;
 mod runs;

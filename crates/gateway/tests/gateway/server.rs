@@ -2,13 +2,13 @@
 
 use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoint};
 use k8e_engine::Sessions;
-use k8e_gateway::{Config, Error, Gateway, Tcp};
+use k8e_gateway::{Admin, Config, Error, Gateway, Metrics, Tcp};
 use k8e_store::Store;
 use k8e_testkit::{FakeDriver, Script, Step};
 use k8e_wire::proto::request;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -16,10 +16,16 @@ use tokio::task::JoinHandle;
 /// Whatever a test waits for comes by then, on a busy machine too.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
+/// A process has one; the tests share it.
+static METRICS: LazyLock<Metrics> = LazyLock::new(|| Metrics::install().unwrap());
+
 /// A gateway that serves until it is stopped.
 pub(crate) struct TestServer {
     dir: tempfile::TempDir,
     tcp: Option<SocketAddr>,
+    admin: SocketAddr,
+    sessions: Sessions,
+    store: Store,
     stop: Option<oneshot::Sender<()>>,
     served: JoinHandle<Result<(), Error>>,
 }
@@ -49,19 +55,39 @@ impl TestServer {
         Self::start_over(FakeDriver::new(), tcp).await
     }
 
-    async fn start_over(driver: FakeDriver, tcp: Option<Tcp>) -> Result<Self, Error> {
+    /// Watched from this address.
+    pub(crate) async fn watched_at(address: SocketAddr) -> Result<Self, Error> {
+        Self::start_at(FakeDriver::new(), None, address).await
+    }
+
+    pub(crate) async fn start_over(driver: FakeDriver, tcp: Option<Tcp>) -> Result<Self, Error> {
+        Self::start_at(driver, tcp, "127.0.0.1:0".parse().unwrap()).await
+    }
+
+    async fn start_at(
+        driver: FakeDriver,
+        tcp: Option<Tcp>,
+        address: SocketAddr,
+    ) -> Result<Self, Error> {
+        let admin = Admin {
+            address,
+            metrics: METRICS.clone(),
+        };
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).await.unwrap();
         let driver = Arc::new(driver);
-        let sessions = Sessions::start(k8e_engine::Config::default(), store, vec![driver]);
+        let sessions = Sessions::start(k8e_engine::Config::default(), store.clone(), vec![driver]);
         let config = Config {
             socket: dir.path().join("k8e.sock"),
             socket_group: "k8e".to_owned(),
             tcp,
             tls_dir: dir.path().join("tls"),
+            admin: Some(admin),
         };
-        let gateway = Gateway::bind(config, sessions.await.unwrap()).await?;
+        let sessions = sessions.await.unwrap();
+        let gateway = Gateway::bind(config, sessions.clone()).await?;
         let tcp = gateway.tcp_address();
+        let admin = gateway.admin_address().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let served = tokio::spawn(async move {
             Box::pin(gateway.serve(async {
@@ -72,6 +98,9 @@ impl TestServer {
         Ok(Self {
             dir,
             tcp,
+            admin,
+            sessions,
+            store,
             stop: Some(stop),
             served,
         })
@@ -83,6 +112,19 @@ impl TestServer {
 
     pub(crate) fn tcp(&self) -> Option<SocketAddr> {
         self.tcp
+    }
+
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// From now on the store fails.
+    pub(crate) async fn close_store(&self) {
+        self.store.close().await;
+    }
+
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.sessions
     }
 
     pub(crate) async fn local(&self) -> Client {

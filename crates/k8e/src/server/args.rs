@@ -28,7 +28,8 @@ Serve sandboxes on this machine. Needs root.
 
 Clients on this machine use the socket in the data directory: root, and members of the group `k8e`.
 Clients elsewhere use TLS with certificates of the server's own authority; <data-dir>/tls/admin
-has a pair to begin with. Sandboxes outlive the server: after a restart it finds them again.";
+has a pair to begin with. --metrics-listen shows /metrics, /healthz and /readyz to anybody who can
+connect there, and nothing of a client's. Sandboxes outlive the server: after a restart it finds them again.";
 
 /// Arguments of `k8e server`.
 #[derive(Args, Debug)]
@@ -45,6 +46,10 @@ pub(crate) struct ServerArgs {
     /// Where to listen for TLS, or none [default: 127.0.0.1:50051]
     #[arg(long, value_name = "ADDRESS", value_parser = listen)]
     listen: Option<Listen>,
+
+    /// Where to show metrics and health over HTTP, to anybody who can connect [default: nowhere]
+    #[arg(long, value_name = "ADDRESS", value_parser = metrics_listen)]
+    metrics_listen: Option<SocketAddr>,
 
     /// Runtime of a session that does not say [default: the first that works of gvisor, native]
     #[arg(long, value_name = "NAME")]
@@ -132,6 +137,7 @@ pub(super) struct Config {
     pub(super) memory_disks: bool,
     pub(super) default_runtime: Option<RuntimeKind>,
     pub(super) gvisor_platform: Platform,
+    pub(super) metrics_listen: Option<SocketAddr>,
     pub(super) engine: k8e_engine::Config,
     pub(super) gateway: k8e_gateway::Config,
 }
@@ -174,6 +180,7 @@ impl ServerArgs {
             memory_disks: self.memory_disks,
             default_runtime: self.default_runtime,
             gvisor_platform: self.gvisor_platform,
+            metrics_listen: self.metrics_listen,
             engine: k8e_engine::Config {
                 limits,
                 lifetime: Lifetime { ttl, idle },
@@ -193,6 +200,7 @@ impl ServerArgs {
                 socket_group: SOCKET_GROUP.to_owned(),
                 tcp,
                 tls_dir: globals.data_dir.join("tls"),
+                admin: None,
             },
         })
     }
@@ -228,6 +236,11 @@ fn listen(text: &str) -> Result<Listen, String> {
     }
 }
 
+fn metrics_listen(text: &str) -> Result<SocketAddr, String> {
+    let wrong = |_| format!("{text:?} is not an address: write 127.0.0.1:9464 or [::1]:9464");
+    text.parse().map_err(wrong)
+}
+
 fn finite(text: &str) -> Result<Duration, String> {
     let missing =
         || "a run must end some time: write 30s or 10m; a single run may ask for none".to_owned();
@@ -246,6 +259,8 @@ mod tests {
             Ok(Listen::On("127.0.0.1:1".parse().unwrap()))
         );
         assert!(listen("localhost").is_err());
+        assert!(metrics_listen("[::1]:9464").is_ok());
+        assert!(metrics_listen("9464").is_err());
         assert!(finite("never").is_err());
         assert_eq!(finite("2m"), Ok(Duration::from_secs(120)));
     }

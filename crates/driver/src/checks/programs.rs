@@ -1,0 +1,34 @@
+//! The interpreters of the `host` template: what is on the host is what is in the sandbox.
+
+use super::{Check, Group, Verdict};
+use k8e_model::Language;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+/// As the guest looks for them.
+const DIRECTORIES: [&str; 6] = [
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+];
+
+pub(super) fn checks() -> Vec<Check> {
+    Language::ALL.map(check).into()
+}
+
+fn check(language: Language) -> Check {
+    let program = language.interpreter()[0];
+    let runs = |path: &std::path::PathBuf| {
+        let meta = path.metadata();
+        meta.is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    let mut paths = DIRECTORIES.iter().map(|dir| Path::new(dir).join(program));
+    let ok = |found: String| Check::ok(Group::Languages, language.as_str(), found);
+    match paths.find(runs) {
+        Some(path) => ok(path.display().to_string()),
+        None => ok(format!("no {program}")).but(Verdict::Missing, language.install_hint()),
+    }
+}

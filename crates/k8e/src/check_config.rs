@@ -1,0 +1,75 @@
+//! `k8e check-config`: what the drivers say of this machine, for people and for programs.
+
+use clap::Args;
+use k8e_cli::Globals;
+use k8e_driver::checks::{self, Report, Subject, Verdict};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// What `k8e check-config --help` begins with.
+pub(crate) const LONG_ABOUT: &str = "\
+Check whether this machine can make sandboxes.
+
+Shows kernel features, limits, runtimes and languages, each with a verdict (ok, weaker, missing, or
+unknown where it could not be found out) and what to do about it. As root it also makes a sandbox
+with each runtime, in a directory of its own beside the data directory, and removes it again; a
+server need not run, and one that does is left alone.
+
+The exit code is 0 when gvisor or native works, and 1 otherwise: also without root, because then
+neither can be tried.";
+
+/// Arguments of `k8e check-config`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  sudo k8e check-config
+  k8e check-config --json | jq '.checks[] | select(.verdict != \"ok\")'")]
+pub(crate) struct CheckConfigArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Looks, and prints what was found.
+pub(crate) fn run(globals: &Globals, args: &CheckConfigArgs, guest: &[u8]) -> ExitCode {
+    let report = checks::run(Subject {
+        data_dir: globals.data_dir.clone(),
+        guest: guest.to_vec(),
+        launcher: PathBuf::from("/proc/self/exe"),
+    });
+    let text = match args.json {
+        true => format!("{}\n", serde_json::json!(report)),
+        false => table(&report),
+    };
+    k8e_cli::print(text.as_bytes(), u8::from(!report.usable))
+}
+
+fn table(report: &Report) -> String {
+    let mut text = String::new();
+    let mut group = None;
+    for check in &report.checks {
+        if group.replace(check.group) != Some(check.group) {
+            let _ = writeln!(text, "{}", check.group.as_str());
+        }
+        let (verdict, name) = (check.verdict.as_str(), &check.name);
+        let _ = writeln!(text, "  {verdict:<8} {name:<18} {}", check.found);
+        if !check.fix.is_empty() {
+            let _ = writeln!(text, "{:>29} {}", "→", check.fix);
+        }
+    }
+    let untried = |name: &str| {
+        let mut checks = report.checks.iter();
+        checks.any(|check| check.name == name && check.verdict == Verdict::Unknown)
+    };
+    let _ = writeln!(
+        text,
+        "\n{}",
+        match (report.usable, untried("native")) {
+            (true, _) => "sandboxes can be made here",
+            (false, true) => "only root can make sandboxes, and find out whether that works here",
+            (false, false) => "no sandbox can be made here: mend what is missing",
+        }
+    );
+    text
+}
