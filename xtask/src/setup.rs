@@ -27,6 +27,11 @@ const NEEDS: &[Need] = &[
         reason: "`k8e bench` compares with it",
     },
     Need {
+        program: "crun",
+        package: "crun",
+        reason: "`k8e bench` compares with it",
+    },
+    Need {
         program: "python3",
         package: "python3",
         reason: "python runs inside sandboxes",

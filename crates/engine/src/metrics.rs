@@ -86,6 +86,8 @@ enum Refusal {
     /// All sessions of the server, or of one owner, are taken.
     Sessions,
     OwnerSessions,
+    /// Its turn did not come.
+    Launches,
     /// A session runs as many commands or calls as it may.
     SessionBusy,
     /// A guest takes no more connections.
@@ -190,9 +192,10 @@ impl From<&Outcome> for RunEnd {
 // === impl Refusal ===
 
 impl Refusal {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Sessions,
         Self::OwnerSessions,
+        Self::Launches,
         Self::SessionBusy,
         Self::GuestBusy,
         Self::Machine,
@@ -202,6 +205,7 @@ impl Refusal {
         match self {
             Self::Sessions => "sessions",
             Self::OwnerSessions => "owner_sessions",
+            Self::Launches => "launches",
             Self::SessionBusy => "session_busy",
             Self::GuestBusy => "guest_busy",
             Self::Machine => "machine",
@@ -216,6 +220,7 @@ impl Refusal {
         match error {
             Error::SessionsFull { .. } => Some(Self::Sessions),
             Error::OwnerFull { .. } => Some(Self::OwnerSessions),
+            Error::LaunchesFull(_) => Some(Self::Launches),
             Error::SessionBusy { .. } => Some(Self::SessionBusy),
             Error::GuestBusy(_) => Some(Self::GuestBusy),
             Error::Launch(cause) if cause.code() == Code::Exhausted => Some(Self::Machine),
