@@ -1,7 +1,7 @@
 //! What every driver must do, as one list: the same behaviour whatever isolates the sandbox.
 //!
 //! A driver's tests say how to start it and how to look for what it leaves behind ([`Subject`]),
-//! and [`conformance!`](crate::conformance) makes a test of each behaviour.
+//! and [`conformance!`](macro@crate::conformance) makes a test of each behaviour.
 
 mod call;
 pub mod commands;

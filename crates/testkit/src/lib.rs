@@ -1,6 +1,6 @@
 //! What tests stand on: a driver without isolation, and guests that say what a test wants them to.
 //!
-//! Only ever a dev-dependency. [`conformance`] is the suite that every driver must pass.
+//! Only ever a dev-dependency. [`mod@conformance`] is the suite that every driver must pass.
 
 pub mod conformance;
 
