@@ -35,6 +35,7 @@ use server::Server;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use subject::Host;
 use throughput::Load;
 
 /// How many live sandboxes density looks at. More takes a server that has room for them.
@@ -155,14 +156,21 @@ async fn measure(
     report: &mut Report,
 ) -> Result<(), Failure> {
     let (rounds, notes) = (args.iterations, &mut report.notes);
-    output::progress("trying the programs of this machine");
-    let programs = Arc::new(Programs::find(notes)?);
-    report.machine.add_tools(programs.usable());
     if args.wants(Part::Latency) {
-        let measured = latency::measure(&programs, server, runtimes, rounds, notes).await?;
-        report.latency = Some(measured);
+        for runtime in runtimes {
+            output::progress("trying the programs of this machine");
+            let programs = Programs::find(Host::beside(*runtime), notes)?;
+            report.machine.add_tools(programs.usable());
+            let measured = latency::measure(&programs, server, *runtime, rounds, notes).await?;
+            match &mut report.latency {
+                Some(latency) => latency.add(measured),
+                None => report.latency = Some(measured),
+            }
+        }
     }
     if args.wants(Part::Throughput) {
+        let programs = Arc::new(Programs::find(&[Host::Crun], notes)?);
+        report.machine.add_tools(programs.usable());
         let load = Load {
             clients: args.clients,
             time: Duration::from_secs(args.seconds),

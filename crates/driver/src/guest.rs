@@ -64,9 +64,15 @@ pub(crate) fn is_listening(path: &Path) -> io::Result<()> {
     UnixStream::connect(short).map(drop)
 }
 
-/// A socket's address holds 107 bytes; a data directory may be deeper. Going through the
-/// directory's descriptor keeps the address short whatever the path.
-fn short(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+/// What a socket's address holds.
+const ADDRESS_BYTES_MAX: usize = 107;
+
+/// A data directory may be deeper than an address is long. Going through the directory's descriptor
+/// keeps the address short whatever the path; the descriptor must stay open.
+fn short(path: &Path) -> io::Result<(Option<OwnedFd>, PathBuf)> {
+    if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
+        return Ok((None, path.to_owned()));
+    }
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
@@ -76,5 +82,5 @@ fn short(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
         rustix::fs::Mode::empty(),
     )?;
     let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
-    Ok((dir, short))
+    Ok((Some(dir), short))
 }

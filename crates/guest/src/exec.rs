@@ -57,8 +57,8 @@ enum Outcome {
 struct Running<'a> {
     guest: &'a Arc<Guest>,
     supervisor: i32,
-    /// Process id of the command; 0 until it is known.
-    pid: AtomicI32,
+    /// Process id of the command; 0 until it has one.
+    pid: Arc<AtomicI32>,
     over: bool,
 }
 
@@ -102,6 +102,7 @@ pub(crate) async fn exec(
     let begin_ns = monotonic_ns();
     let Child {
         supervisor,
+        pid,
         mut reports,
         stdin,
         stdout,
@@ -110,7 +111,7 @@ pub(crate) async fn exec(
     let mut running = Running {
         guest,
         supervisor,
-        pid: AtomicI32::new(0),
+        pid,
         over: false,
     };
     let killed = Notify::new();

@@ -1,7 +1,8 @@
 //! How long things take: every round measures every subject once, in turn.
 //!
 //! Machines differ and get busy, so nothing is compared across runs: what disturbs one subject
-//! disturbs its baseline as well.
+//! disturbs its baseline as well. Each runtime has rounds of its own, with the programs of the host
+//! that it is held against: a container of runsc is never idle, and would disturb everybody else.
 
 use super::bar::{Bar, Ratio, Verdict};
 use super::host::{Programs, time};
@@ -56,44 +57,42 @@ pub(super) struct PoolUse {
 struct Bench<'a> {
     programs: &'a Programs,
     server: Server,
-    /// A live session of each runtime.
-    sessions: Vec<(RuntimeKind, String)>,
+    runtime: RuntimeKind,
+    /// A live session.
+    live: String,
 }
 
 /// Measures everything `rounds` times.
 pub(super) async fn measure(
     programs: &Programs,
     server: &Server,
-    runtimes: &[RuntimeKind],
+    runtime: RuntimeKind,
     rounds: u32,
     notes: &mut Vec<String>,
 ) -> Result<Latency, Failure> {
+    let mut server = server.clone();
+    let live = server.create(runtime, Start::Warm).await?;
     let mut bench = Bench {
         programs,
-        server: server.clone(),
-        sessions: Vec::new(),
+        server,
+        runtime,
+        live,
     };
-    for runtime in runtimes {
-        let session_id = bench.server.create(*runtime, Start::Warm).await?;
-        bench.sessions.push((*runtime, session_id));
-    }
-    let before = bench.server.pools(runtimes).await?;
-    let mut series = subjects(programs.usable(), runtimes, &before, notes);
+    let before = bench.server.pools(&[runtime]).await?;
+    let mut series = subjects(programs.usable(), runtime, &before, notes);
     for round in 0..WARMUP_ROUNDS + rounds {
         let told = (round + 1).saturating_sub(WARMUP_ROUNDS);
-        output::progress(&format!("latency: round {told} of {rounds}"));
+        output::progress(&format!("latency of {runtime}: round {told} of {rounds}"));
         for (subject, times) in &mut series {
-            bench.server.settle(runtimes).await?;
+            bench.server.settle(&[runtime]).await?;
             let took = bench.measure(*subject).await?;
             if round >= WARMUP_ROUNDS {
                 times.add(took);
             }
         }
     }
-    let after = bench.server.pools(runtimes).await?;
-    for (_, session_id) in std::mem::take(&mut bench.sessions) {
-        bench.server.destroy(session_id).await?;
-    }
+    let after = bench.server.pools(&[runtime]).await?;
+    bench.server.destroy(bench.live).await?;
     Ok(Latency {
         rounds,
         subjects: rows(&series),
@@ -104,25 +103,33 @@ pub(super) async fn measure(
 /// What can be measured here.
 fn subjects(
     hosts: &[Host],
-    runtimes: &[RuntimeKind],
+    runtime: RuntimeKind,
     pools: &[v1::Pool],
     notes: &mut Vec<String>,
 ) -> Vec<(Subject, Times)> {
-    let mut subjects: Vec<Subject> = hosts.iter().map(|host| Subject::Host(*host)).collect();
-    for runtime in runtimes {
-        let pooled = pools.iter().any(|pool| pool.runtime == runtime.as_str());
-        if !pooled {
-            notes.push(format!(
-                "the server keeps no warm {runtime} sandboxes, so all are cold: start it without --pool-max 0"
-            ));
-        }
-        let here = Action::ALL
-            .into_iter()
-            .filter(|action| pooled || *action != Action::Claim);
-        subjects.extend(here.map(|action| Subject::Ours(*runtime, action)));
+    let pooled = pools.iter().any(|pool| pool.runtime == runtime.as_str());
+    if !pooled {
+        notes.push(format!(
+            "the server keeps no warm {runtime} sandboxes, so all are cold: start it without --pool-max 0"
+        ));
     }
+    let hosts = hosts.iter().map(|host| Subject::Host(*host));
+    let ours = Action::ALL
+        .into_iter()
+        .filter(|action| pooled || *action != Action::Claim)
+        .map(|action| Subject::Ours(runtime, action));
     let empty = |subject| (subject, Times::default());
-    subjects.into_iter().map(empty).collect()
+    hosts.chain(ours).map(empty).collect()
+}
+
+// === impl Latency ===
+
+impl Latency {
+    /// Adds the rounds of another runtime.
+    pub(super) fn add(&mut self, other: Self) {
+        self.subjects.extend(other.subjects);
+        self.pools.extend(other.pools);
+    }
 }
 
 // === impl Bench ===
@@ -132,13 +139,12 @@ impl Bench<'_> {
     async fn measure(&mut self, subject: Subject) -> Result<Duration, Failure> {
         match subject {
             Subject::Host(host) => self.programs.time(host),
-            Subject::Ours(runtime, action) => self.act(runtime, action).await,
+            Subject::Ours(_, action) => self.act(action).await,
         }
     }
 
-    async fn act(&mut self, runtime: RuntimeKind, action: Action) -> Result<Duration, Failure> {
-        let live = self.sessions.iter().find(|(of, _)| *of == runtime);
-        let live = live.map(|(_, id)| id.clone()).unwrap_or_default();
+    async fn act(&mut self, action: Action) -> Result<Duration, Failure> {
+        let (runtime, live) = (self.runtime, self.live.clone());
         let server = &mut self.server;
         let begin = Instant::now();
         match action {
@@ -289,7 +295,7 @@ mod tests {
     #[test]
     fn without_a_pool_nothing_is_warm() {
         let mut notes = Vec::new();
-        let none = subjects(&[], &[RuntimeKind::Native], &[], &mut notes);
+        let none = subjects(&[], RuntimeKind::Native, &[], &mut notes);
         let claim = Subject::Ours(RuntimeKind::Native, Action::Claim);
         assert!(none.iter().all(|(subject, _)| *subject != claim));
         assert!(notes[0].contains("--pool-max"), "{notes:?}");

@@ -51,9 +51,8 @@ impl Machine {
     /// What was measured beside us.
     pub(super) fn add_tools(&mut self, measured: &[Host]) {
         let tools = measured.iter().filter(|host| **host != Host::ForkExec);
-        self.tools = tools
-            .map(|host| (host.program(), version(host.program())))
-            .collect();
+        self.tools
+            .extend(tools.map(|host| (host.program(), version(host.program()))));
     }
 
     /// Two lines.

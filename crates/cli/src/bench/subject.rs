@@ -118,17 +118,25 @@ impl Subject {
 // === impl Host ===
 
 impl Host {
-    /// All, the floor first.
-    pub(super) const ALL: [Self; 8] = [
-        Self::ForkExec,
-        Self::Python,
-        Self::Bubblewrap,
-        Self::Crun,
-        Self::Runc,
-        Self::Podman,
-        Self::RunscRun,
-        Self::RunscExec,
-    ];
+    /// Those that a runtime is measured beside, the floor first.
+    pub(super) fn beside(runtime: RuntimeKind) -> &'static [Self] {
+        match runtime {
+            RuntimeKind::Native => &[
+                Self::ForkExec,
+                Self::Python,
+                Self::Bubblewrap,
+                Self::Crun,
+                Self::Runc,
+                Self::Podman,
+            ],
+            RuntimeKind::Gvisor | RuntimeKind::Kata | RuntimeKind::Firecracker => &[
+                Self::ForkExec,
+                Self::Python,
+                Self::RunscRun,
+                Self::RunscExec,
+            ],
+        }
+    }
 
     pub(super) fn name(self) -> &'static str {
         match self {

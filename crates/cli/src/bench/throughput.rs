@@ -258,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn loops_run_side_by_side_and_end() {
-        let programs = Arc::new(Programs::find(&mut Vec::new()).unwrap());
+        let programs = Arc::new(Programs::find(&[Host::ForkExec], &mut Vec::new()).unwrap());
         let load = Load {
             clients: 2,
             time: Duration::from_millis(50),

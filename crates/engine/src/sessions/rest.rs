@@ -11,8 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Between looks. It is also how long a session is at least left as it is.
+/// Between looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Whoever used it so lately will use it again: resuming takes a few milliseconds of its CPU.
+const QUIET_FOR: Duration = Duration::from_secs(5);
 
 /// Something runs in it: it may go on for long.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
@@ -33,7 +36,7 @@ pub(super) async fn rest(shared: Arc<Shared>) {
         let now = Instant::now();
         let sessions: Vec<_> = shared.index().sessions.values().cloned().collect();
         let quiet = |live: Arc<Live>| {
-            let since = live.quiet_since(now, LOOK_EVERY)?;
+            let since = live.quiet_since(now, QUIET_FOR)?;
             Some((live, since))
         };
         let quiet = futures::stream::iter(sessions.into_iter().filter_map(quiet));

@@ -128,15 +128,10 @@ impl Output {
         pid: &AtomicI32,
         killed: &Notify,
     ) -> Outcome {
-        let first = loop {
-            tokio::select! {
-                biased;
-                report = reports.next() => match report {
-                    Some(Report::Made { pid: made }) => pid.store(made, Ordering::Relaxed),
-                    report => break report,
-                },
-                () = killed.notified() => break None,
-            }
+        let first = tokio::select! {
+            biased;
+            report = reports.next() => report,
+            () = killed.notified() => None,
         };
         if let Some(Report::Failed { stage, errno }) = first {
             return Outcome::NotStarted(stage, errno);
@@ -212,9 +207,7 @@ impl Output {
                 at_ns,
                 lost: false,
             },
-            Some(Report::Made { .. } | Report::Started | Report::Failed { .. }) | None => {
-                Ended::lost()
-            }
+            Some(Report::Started | Report::Failed { .. }) | None => Ended::lost(),
         })
     }
 }

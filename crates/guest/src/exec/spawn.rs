@@ -10,6 +10,7 @@ use rustix::pipe::PipeFlags;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicI32;
 use tokio::net::unix::pipe::{Receiver, Sender};
 
 /// Lowest descriptor that the command's ends get: below are those that the supervisor overwrites.
@@ -19,6 +20,8 @@ const FD_MIN: i32 = 4;
 pub(crate) struct Child {
     /// Process id of its supervisor.
     pub(crate) supervisor: i32,
+    /// Process id of the command; 0 until it has one.
+    pub(crate) pid: Arc<AtomicI32>,
     /// What the supervisor says.
     pub(crate) reports: Reports,
     /// Where its input goes, if it takes any.
@@ -40,6 +43,7 @@ pub(crate) fn spawn(
     let (stdout_read, stdout_write) = pipe_from().map_err(failed())?;
     let (stderr_read, stderr_write) = pipe_from().map_err(failed())?;
     let (stdin_read, stdin_write) = stdin(guest, with_stdin).map_err(failed())?;
+    let pid = Arc::new(AtomicI32::new(0));
     let (supervisor, loan) = sys::spawn(&Plan {
         command,
         stdin: stdin_read
@@ -51,12 +55,14 @@ pub(crate) fn spawn(
         report: report_write.as_fd(),
         signals: &guest.signals,
         nofile: guest.config.nofile,
+        pid: &pid,
     })
     .map_err(fork_error)?;
     guest.supervisors.insert(supervisor, loan);
     let child = receiver(report_read).and_then(|reports| {
         Ok(Child {
             supervisor,
+            pid,
             reports: Reports::new(reports),
             stdin: stdin_write.map(sender).transpose()?,
             stdout: receiver(stdout_read)?,

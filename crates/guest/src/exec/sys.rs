@@ -28,8 +28,8 @@ use std::ffi::{CString, c_char, c_int, c_long, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Descriptor on which the supervisor reports, after it moved it there.
 const REPORT_FD: RawFd = 3;
@@ -59,13 +59,7 @@ pub(crate) enum Stage {
 /// What a supervisor says; see [`Report::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// There is a process for the command. It says so itself: by the time the supervisor could, the
-    /// command may have killed it.
-    Made {
-        /// Its process id.
-        pid: i32,
-    },
-    /// It runs the program.
+    /// The command runs the program.
     Started,
     /// It could not be started.
     Failed {
@@ -99,6 +93,9 @@ pub(crate) struct Plan<'a> {
     pub(crate) signals: &'a Arc<[c_int]>,
     /// Limit of open files (soft, hard) that the command gets back.
     pub(crate) nofile: Option<(u64, u64)>,
+    /// Where the command says its process id, before anything else: by the time its supervisor
+    /// could, the command may have killed it.
+    pub(crate) pid: &'a Arc<AtomicI32>,
 }
 
 /// The memory that a supervisor and its command use. Dropped once the supervisor is reaped.
@@ -120,6 +117,7 @@ struct Job {
     report: RawFd,
     signals: Arc<[c_int]>,
     nofile: Option<libc::rlimit64>,
+    pid: Arc<AtomicI32>,
     /// Why the command did not start. Written by the command, read by the supervisor once that is over.
     failed: UnsafeCell<Option<(Stage, c_int)>>,
     /// Whether the command runs on its supervisor's stack.
@@ -129,6 +127,13 @@ struct Job {
 #[derive(Debug)]
 struct Stack(*mut c_void);
 
+/// Stacks for supervisors to come: mapping and unmapping in memory that several processes share
+/// interrupts every CPU.
+static SPARE: Mutex<Vec<Stack>> = Mutex::new(Vec::new());
+
+/// As many as commands often run at once.
+const SPARE_STACKS_MAX: usize = 4;
+
 // === impl Report ===
 
 impl Report {
@@ -137,8 +142,7 @@ impl Report {
 
     fn encode(self) -> [u8; Self::BYTES] {
         let (kind, a, b, ns) = match self {
-            Self::Made { pid } => (1i32, pid, 0i32, 0u64),
-            Self::Started => (4, 0, 0, 0),
+            Self::Started => (1i32, 0i32, 0i32, 0u64),
             Self::Failed { stage, errno } => (2, stage as i32, errno, 0),
             Self::Ended { status, at_ns } => (3, status, 0, at_ns),
         };
@@ -158,8 +162,7 @@ impl Report {
         };
         let at_ns = u64::from_ne_bytes(*bytes[16..24].first_chunk()?);
         match (int(0), int(4), int(8)) {
-            (1, pid, _) if pid > 1 => Some(Self::Made { pid }),
-            (4, _, _) => Some(Self::Started),
+            (1, _, _) => Some(Self::Started),
             (2, stage, errno) => {
                 let stages = [Stage::Fork, Stage::User, Stage::Chdir, Stage::Exec];
                 let stage = stages.into_iter().find(|known| *known as i32 == stage)?;
@@ -172,6 +175,9 @@ impl Report {
 }
 
 // === impl Loan ===
+
+// SAFETY: a stack is an address range that nobody runs on while it is held.
+unsafe impl Send for Stack {}
 
 // SAFETY: the pointers of a job are into its own command, which never changes and is not freed
 // before it; a stack is only unmapped.
@@ -203,6 +209,7 @@ impl Job {
             nofile: plan
                 .nofile
                 .map(|(rlim_cur, rlim_max)| libc::rlimit64 { rlim_cur, rlim_max }),
+            pid: Arc::clone(plan.pid),
             failed: UnsafeCell::new(None),
             starting: AtomicBool::new(false),
             command,
@@ -213,6 +220,12 @@ impl Job {
 // === impl Stack ===
 
 impl Stack {
+    /// One that was used before, or a new one.
+    fn take() -> io::Result<Self> {
+        let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        spare.map_or_else(Self::new, Ok)
+    }
+
     fn new() -> io::Result<Self> {
         let bytes = GUARD_BYTES + STACK_BYTES;
         // SAFETY: a new private mapping at an address of the kernel's choice, whose lower part is
@@ -237,17 +250,23 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: the mapping is ours and, as the loan says, nobody runs on it any more.
-            let _ = unsafe { rustix::mm::munmap(self.0, GUARD_BYTES + STACK_BYTES) };
+        if self.0.is_null() {
+            return;
         }
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < SPARE_STACKS_MAX {
+            spare.push(Self(self.0));
+            return;
+        }
+        // SAFETY: the mapping is ours and, as the loan says, nobody runs on it any more.
+        let _ = unsafe { rustix::mm::munmap(self.0, GUARD_BYTES + STACK_BYTES) };
     }
 }
 
 /// Makes a supervisor that starts the command, reaps what it leaves behind while it runs, and
 /// reports. Returns its process id, and what must be kept until it is reaped.
 pub(crate) fn spawn(plan: &Plan<'_>) -> io::Result<(i32, Loan)> {
-    let stack = Stack::new()?;
+    let stack = Stack::take()?;
     let job = Box::new(Job::new(plan));
     let mut before = 0u64;
     let argument: *const Job = &raw const *job;
@@ -357,7 +376,7 @@ fn become_command(job: &Job) -> (Stage, c_int) {
     // alive.
     unsafe {
         let pid = call(libc::SYS_setsid, [0; 4]).unwrap_or(0);
-        report(Report::Made { pid: pid as i32 });
+        job.pid.store(pid as i32, Ordering::Release);
         for signal in &*job.signals {
             let default = KernelAction::default();
             let action = (&raw const default) as usize;
