@@ -17,6 +17,10 @@ const IDLE_TIMEOUT_S: i64 = 900;
 /// Enough to be another size.
 const OTHER_DISK_BYTES: u64 = 16 * 1024 * 1024;
 
+/// How long the kernel removes namespaces and mounts after their last process, ours or the host's:
+/// most of it is waiting for all CPUs.
+const AFTERMATH: Duration = Duration::from_millis(20);
+
 /// How long a pool may take to have something ready, and how often it is asked.
 const POOL_WAIT: Duration = Duration::from_secs(60);
 const POOL_PAUSE: Duration = Duration::from_millis(5);
@@ -164,13 +168,14 @@ impl Server {
         Ok(of.iter().flat_map(of_runtime).collect())
     }
 
-    /// Waits until each pool of these has something ready and launches nothing, so that a claim is
+    /// Waits until the kernel is done with what was measured before, and each pool of these has something ready and launches nothing, so that a claim is
     /// a hit and no refill disturbs what is measured next, be it ours or the host's.
     pub(super) async fn settle(&mut self, of: &[RuntimeKind]) -> Result<(), Failure> {
         let deadline = Instant::now() + POOL_WAIT;
         loop {
             let pools = self.pools(of).await?;
             let Some(pool) = pools.iter().find(|pool| !is_settled(pool)) else {
+                tokio::time::sleep(AFTERMATH).await;
                 return Ok(());
             };
             if Instant::now() > deadline {
