@@ -120,7 +120,8 @@ fn a_kernel_with_nothing_to_do_is_stopped_until_somebody_calls() {
     // Something runs: it goes on running.
     session.sh("setsid sh -c 'while sleep 0.1; do date +%s%N > beat; done' >/dev/null 2>&1 &");
     let beat = || session.sh("cat beat").out();
-    std::thread::sleep(Duration::from_secs(4));
+    // Long enough for one in which nothing runs.
+    std::thread::sleep(Duration::from_secs(8));
     assert_ne!(state(), 'T');
     let before = beat();
     std::thread::sleep(Duration::from_millis(500));
