@@ -156,7 +156,10 @@ fn what_an_earlier_server_left_is_told_apart() {
     kill_process(pid, Signal::KILL).unwrap();
     poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
     server.restart();
-    let one_lives = |now: &Metrics| now["k8e_sessions_active{runtime=\"native\"}"] == 1.0;
+    let one_lives = |now: &Metrics| {
+        let over = now[&ended("lost")] + now[&ended("died")];
+        now["k8e_sessions_active{runtime=\"native\"}"] == 1.0 && over > 0.0
+    };
     let after = until(&server, "one lives", one_lives);
     // One whose process nobody has waited for yet is taken over first, and dies then.
     let (lost_by, died) = (after[&ended("lost")], after[&ended("died")]);

@@ -48,7 +48,10 @@ fn run_as_the_same_user_outside() {
     let server = Server::start();
     let (a, b) = (server.session(), server.session());
     let uid_of = |session: &k8e_e2e::Session<'_>, mark: &str| {
-        session.sh(&format!("sleep {mark} & true"));
+        // Until it is what it says: a shell's child is a shell first.
+        session.sh(&format!(
+            "sleep {mark} & until grep -q sleep /proc/$!/comm; do :; done"
+        ));
         let out = std::process::Command::new("ps")
             .args(["-eo", "uid,args"])
             .output()

@@ -97,7 +97,12 @@ if "NoNewPrivs:\t1" not in open("/proc/self/status").read(): print("ESCAPED nnp"
 fn run_as_the_hosts_root_outside() {
     let server = Server::start();
     let session = server.session();
-    assert_eq!(session.sh("sleep 61.7311 & echo started").code, 0);
+    assert_eq!(
+        session
+            .sh("sleep 61.7311 & until grep -q sleep /proc/$!/comm; do :; done")
+            .code,
+        0
+    );
     let out = std::process::Command::new("ps")
         .args(["-eo", "uid,args"])
         .output()
