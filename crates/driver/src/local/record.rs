@@ -66,20 +66,20 @@ fn boot_id() -> Result<String, DriverError> {
         .map_err(DriverError::step("read", path))
 }
 
+/// An error also for one that is dead and was not waited for yet.
 fn start_time(pid: i32) -> Result<u64, DriverError> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).map_err(DriverError::step("read", path.as_str()))?;
-    // The second field is the name in parentheses and may hold anything; the 22nd is the start time.
+    // The second field is the name in parentheses and may hold anything; the third is the state, the
+    // 22nd the start time.
     let after_name = text
         .rsplit_once(')')
         .map(|(_, rest)| rest)
         .unwrap_or_default();
-    let field = after_name
-        .split_whitespace()
-        .nth(19)
-        .and_then(|field| field.parse().ok());
-    field
-        .ok_or_else(|| DriverError::step("read", path)(io::Error::from(io::ErrorKind::InvalidData)))
+    let mut fields = after_name.split_whitespace();
+    let alive = fields.next().filter(|state| !matches!(*state, "Z" | "X"));
+    let time = alive.and_then(|_| fields.nth(18)?.parse().ok());
+    time.ok_or_else(|| DriverError::step("read", path)(io::Error::from(io::ErrorKind::InvalidData)))
 }
 
 #[cfg(test)]
@@ -108,6 +108,13 @@ mod tests {
             }
             .is_alive()
         );
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        let pid = i32::try_from(dead.id()).unwrap();
+        while start_time(pid).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(Path::new(&format!("/proc/{pid}/stat")).exists());
+        dead.wait().unwrap();
         fs::write(dir.path().join(FILE), "{").unwrap();
         assert_eq!(Record::read(dir.path()), None);
     }
