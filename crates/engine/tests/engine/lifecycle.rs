@@ -363,6 +363,41 @@ async fn many_destroy_at_once_and_one_does_it() {
 }
 
 #[tokio::test]
+async fn sandboxes_are_made_in_turn() {
+    let config = Config {
+        launches_max: 1,
+        ..Config::default()
+    };
+    let server = Server::with(config, FakeDriver::new()).await;
+    server.driver.set_launch_delay(Duration::from_millis(40));
+    let began = std::time::Instant::now();
+    let all = ["a", "b", "c"].map(|id| server.create(id));
+    futures::future::join_all(all).await;
+    assert!(began.elapsed() >= Duration::from_millis(3 * 40));
+
+    // Whose turn does not come is told so, and leaves nothing.
+    server.driver.set_launch_delay(Duration::from_secs(3600));
+    let sessions = server.sessions.clone();
+    let first = tokio::spawn(async move { sessions.create(&me(), spec("d")).await });
+    while server.driver.launches_tried() < 4 {
+        tokio::task::yield_now().await;
+    }
+    let who = me();
+    let second = server.sessions.create(&who, spec("e"));
+    let soon = tokio::time::sleep(Duration::from_millis(200));
+    let second = tokio::select! {
+        biased;
+        _ = second => panic!("it waits for its turn"),
+        () = soon => server.sessions.create(&who, spec("f")),
+    };
+    tokio::time::pause();
+    let error = second.await.unwrap_err();
+    assert_eq!(error.code(), Code::Exhausted, "{error}");
+    assert!(error.to_string().contains("try again"), "{error}");
+    first.abort();
+}
+
+#[tokio::test]
 async fn destroying_one_that_is_being_made_waits_for_it() {
     let server = Server::start().await;
     server.driver.set_launch_delay(Duration::from_millis(50));
