@@ -23,6 +23,7 @@ mod command;
 mod input;
 mod kill;
 mod output;
+mod report;
 mod script;
 mod spawn;
 mod sys;
@@ -37,13 +38,13 @@ use command::Command;
 use k8e_wire::GuestEnd;
 use k8e_wire::proto::{Exec, Exited, reply::Reply};
 use output::{Ended, Output};
+use report::Stage;
 use spawn::Child;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
-use sys::Stage;
 use tokio::sync::Notify;
 
 /// How the loop around a command ended.

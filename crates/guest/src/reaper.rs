@@ -41,6 +41,15 @@ impl Supervisors {
     }
 }
 
+impl Drop for Supervisors {
+    /// Those that were not reaped may still run in their memory: it stays theirs.
+    fn drop(&mut self) {
+        for (_, loan) in self.map().drain() {
+            std::mem::forget(loan);
+        }
+    }
+}
+
 /// Reaps as init, forever. Nobody needs the statuses: supervisors report through a pipe.
 pub(crate) async fn reap_everything(guest: Arc<Guest>) {
     let Ok(mut child) = signal(SignalKind::child()) else {

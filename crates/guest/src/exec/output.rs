@@ -1,7 +1,7 @@
 //! What a command says: its two streams, and through its supervisor how it started and ended.
 
 use super::Outcome;
-use super::sys::Report;
+use super::report::Report;
 use crate::sys;
 use crate::{Guest, procfs};
 use bytes::Bytes;
