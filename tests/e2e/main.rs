@@ -9,5 +9,6 @@ mod crash;
 mod escape;
 mod flood;
 mod gvisor;
+mod internet_answers;
 mod metrics;
 mod pool;
