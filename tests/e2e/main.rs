@@ -6,6 +6,7 @@ mod bench;
 mod check_config;
 mod cli;
 mod crash;
+mod egress;
 mod escape;
 mod flood;
 mod gvisor;
