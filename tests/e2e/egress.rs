@@ -187,7 +187,8 @@ impl Inside<'_> {
         }
         let named = |name: &str| bounds.names.iter().any(|allowed| allowed == name);
         for request in self.internet.log().requests() {
-            let host = request.host.split(':').next().unwrap_or_default();
+            let host = request.host.to_ascii_lowercase();
+            let host = host.split(':').next().unwrap_or_default();
             let tls = request.tls_name.as_deref();
             assert!(named(host) && tls.is_none_or(named), "{request:?}");
         }

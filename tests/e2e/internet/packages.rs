@@ -93,6 +93,8 @@ impl Internet {
         git(&work, &["add", "README"]);
         git(&work, &["commit", "--quiet", "--message", "a file"]);
         let bare = self.files(name).join("miniature.git");
+        // One test publishes it once for each runtime.
+        drop(std::fs::remove_dir_all(&bare));
         let bare = bare.to_str().expect("a path in UTF-8");
         git(&work, &["clone", "--quiet", "--bare", ".", bare]);
         git(Path::new(bare), &["update-server-info"]);

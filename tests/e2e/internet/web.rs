@@ -91,7 +91,10 @@ impl Visit {
         if request.headers().contains_key(UPGRADE) {
             return socket::accept(request);
         }
-        let path = request.uri().path();
+        let (head, mut body) = request.into_parts();
+        // All of it, or the connection could not be kept.
+        while let Some(Ok(_)) = body.frame().await {}
+        let path = head.uri.path();
         if let Some(bytes) = path.strip_prefix("/bytes/") {
             return bulk(bytes.parse().unwrap_or(0));
         }
@@ -99,7 +102,7 @@ impl Visit {
             return drip();
         }
         if path == "/redirect" {
-            return redirect(request.uri().query().unwrap_or_default());
+            return redirect(head.uri.query().unwrap_or_default());
         }
         let name = seen.host.split(':').next().unwrap_or_default();
         match site::read(&self.web.files, name, path) {
