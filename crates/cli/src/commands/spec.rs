@@ -69,6 +69,7 @@ impl SpecArgs {
             }),
             ttl_s: self.ttl.map_or(0, Span::wire_seconds),
             idle_timeout_s: self.idle_timeout.map_or(0, Span::wire_seconds),
+            allowed_hosts: Vec::new(),
         }
     }
 }
