@@ -18,6 +18,10 @@ pub(crate) enum Error {
     Limits(#[source] k8e_model::Error),
     #[error(transparent)]
     Pool(k8e_model::Error),
+    #[error("--allowed-hosts cannot work")]
+    AllowedHosts(#[source] k8e_model::Error),
+    #[error("--denied-hosts cannot work")]
+    DeniedHosts(#[source] k8e_model::Error),
     #[error("cannot {operation} the data directory {}: choose one that root can write, with --data-dir", path.display())]
     DataDir {
         operation: &'static str,
