@@ -4,7 +4,7 @@ use crate::dns::{self, Resolver};
 use crate::journal::FlowStream;
 use crate::netns::Worker;
 use crate::ward::{Limits, Policy, Ward};
-use crate::{EgressError, tcp, udp};
+use crate::{EgressError, metrics, tcp, udp};
 use k8e_model::UnixMillis;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -52,6 +52,7 @@ impl Egress {
     ///
     /// When a thread cannot be started.
     pub fn start(config: Config) -> Result<Self, EgressError> {
+        metrics::describe();
         let worker = Worker::start().map_err(EgressError::step("start a thread"))?;
         Ok(Self {
             worker,

@@ -26,5 +26,4 @@ pub mod wire;
 pub use error::EgressError;
 pub use gate::{Config, Egress, Gate};
 pub use journal::FlowStream;
-pub use metrics::describe;
 pub use ward::Policy;

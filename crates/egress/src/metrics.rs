@@ -6,7 +6,7 @@ use metrics::{Unit, counter, describe_counter};
 const FLOWS: &str = "k8e_egress_flows_total";
 
 /// Says what the names mean, once for a recorder.
-pub fn describe() {
+pub(crate) fn describe() {
     describe_counter!(
         FLOWS,
         Unit::Count,

@@ -3,7 +3,18 @@
 use crate::Error;
 use k8e_driver::Sandbox;
 use k8e_egress::{Egress, Gate};
+use k8e_model::{DenyList, TenantId};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// What no session may reach, whatever it asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Denied {
+    /// To everybody.
+    pub everybody: DenyList,
+    /// To the sessions of these tenants, besides.
+    pub tenants: BTreeMap<TenantId, DenyList>,
+}
 
 /// Listens in the network of a sandbox, letting nothing through. None when nothing leaves it at
 /// all: then there is nothing to guard.
@@ -19,4 +30,16 @@ pub(crate) async fn attach(
     };
     let gate = gates.attach(namespace).await.map_err(Error::Network)?;
     Ok(Some(Arc::new(gate)))
+}
+
+// === impl Denied ===
+
+impl Denied {
+    /// All that is denied to the sessions of a tenant.
+    pub fn to(&self, tenant: &TenantId) -> DenyList {
+        match self.tenants.get(tenant) {
+            Some(more) => self.everybody.merged(more),
+            None => self.everybody.clone(),
+        }
+    }
 }

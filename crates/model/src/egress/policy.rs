@@ -10,6 +10,9 @@ use std::net::Ipv4Addr;
 /// them, and people read them; more is a network, and networks have a notation of their own.
 pub const RULES_MAX: usize = 256;
 
+/// Rules that a sentence names: more would be a list, which there is too.
+const RULES_IN_WORDS_MAX: usize = 8;
+
 /// All that one sandbox may reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
@@ -32,6 +35,14 @@ impl EgressPolicy {
     /// stays. No entries at all is an error: whether that means `none` or a default is the
     /// caller's to say.
     pub fn parse<S: AsRef<str>>(entries: &[S]) -> Result<Self, Error> {
+        let too_many = || {
+            Err(Error::invalid(format!(
+                "more than {RULES_MAX} hosts: use `*.` patterns or networks"
+            )))
+        };
+        if entries.len() > RULES_MAX {
+            return too_many();
+        }
         let mut rules = Vec::new();
         let mut seen = HashSet::new();
         for entry in entries {
@@ -52,14 +63,12 @@ impl EgressPolicy {
                 }
             }
             if rules.len() > RULES_MAX {
-                return Err(Error::invalid(format!(
-                    "more than {RULES_MAX} allowed hosts: use `*.` patterns or networks"
-                )));
+                return too_many();
             }
         }
         if rules.is_empty() {
             return Err(Error::invalid(
-                "no allowed hosts are given: name hosts, none or all",
+                "no hosts are given: name hosts, none or all",
             ));
         }
         Ok(Self::Only(rules))
@@ -80,6 +89,27 @@ impl EgressPolicy {
             Self::Only(rules) => rules,
             Self::None | Self::All => &[],
         }
+    }
+
+    /// What can be reached, in words.
+    pub fn in_words(&self) -> String {
+        let rules = match self {
+            Self::None => return "nothing outside the sandbox can be reached".to_owned(),
+            Self::All => return "every public address can be reached, on every port".to_owned(),
+            Self::Only(rules) => rules,
+        };
+        let named = rules.iter().take(RULES_IN_WORDS_MAX).map(Rule::to_string);
+        let named = named.collect::<Vec<_>>().join(", ");
+        match rules.len().saturating_sub(RULES_IN_WORDS_MAX) {
+            0 => format!("only these can be reached: {named}"),
+            more => format!("only these can be reached: {named} and {more} more"),
+        }
+    }
+
+    /// Whether it allows the same as `other`, in whatever order it says so.
+    pub fn allows_same(&self, other: &Self) -> bool {
+        let set = |policy: &Self| policy.entries().into_iter().collect::<HashSet<_>>();
+        self == other || set(self) == set(other)
     }
 
     /// Whether the name may be resolved: some rule is about it, on whatever port.
@@ -131,7 +161,7 @@ impl From<EgressPolicy> for Vec<String> {
 fn read_entry(entry: &str) -> Result<Vec<Rule>, Error> {
     if entry.is_empty() {
         return Err(Error::invalid(
-            "an allowed host is empty: name hosts, none or all",
+            "one of the hosts is empty: name hosts, none or all",
         ));
     }
     if entry.starts_with('@') {
@@ -185,6 +215,30 @@ mod tests {
         assert!(EgressPolicy::parse(&many[1..]).is_ok());
         let message = EgressPolicy::parse(&many).unwrap_err().message;
         assert!(message.contains("256"), "{message}");
+    }
+
+    #[test]
+    fn order_does_not_matter_for_what_is_allowed() {
+        let one = policy(&["a.example", "b.example:22"]);
+        assert!(one.allows_same(&policy(&["b.example:22", "a.example"])));
+        assert!(!one.allows_same(&policy(&["b.example", "a.example"])));
+        assert!(!one.allows_same(&EgressPolicy::All));
+        assert!(EgressPolicy::None.allows_same(&EgressPolicy::Only(Vec::new())));
+    }
+
+    #[test]
+    fn words_for_people() {
+        assert!(EgressPolicy::None.in_words().contains("nothing"));
+        assert!(
+            EgressPolicy::All
+                .in_words()
+                .contains("every public address")
+        );
+        let many: Vec<String> = (0..10).map(|n| format!("h{n}.example")).collect();
+        let words = EgressPolicy::parse(&many).unwrap().in_words();
+        assert!(words.contains("h7.example and 2 more"), "{words}");
+        let words = policy(&["a.example", "b.example"]).in_words();
+        assert!(words.ends_with("a.example, b.example"), "{words}");
     }
 
     #[test]
