@@ -27,7 +27,7 @@ pub struct Status {
     pub sessions_active: u32,
     #[prost(uint32, tag = "6")]
     pub sessions_max: u32,
-    /// What sandboxes can reach, in words.
+    /// What a sandbox can reach whose session does not say, in words.
     #[prost(string, tag = "7")]
     pub network: ::prost::alloc::string::String,
     #[prost(int64, tag = "8")]
