@@ -12,7 +12,6 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 const CONTROL_WORDS: usize = 16;
 
 /// Puts this thread, and no other, into a new network namespace.
-#[cfg(test)]
 pub(crate) fn new_namespace() -> io::Result<()> {
     use rustix::thread::UnshareFlags;
     // SAFETY: NEWNET leaves descriptors and memory as they are.

@@ -7,7 +7,7 @@
 mod links;
 mod rules;
 
-use crate::EgressError;
+use crate::{EgressError, sys};
 use std::net::Ipv4Addr;
 
 /// The sandbox's own address. The same in each: their namespaces have nothing to do with each
@@ -27,6 +27,36 @@ pub(crate) const DNS_PORT: u16 = 53;
 /// What a kernel of its own uses as its network card, and where that leads.
 const CARD: &str = "eth0";
 const CARD_PEER: &str = "gate0";
+
+/// Tries it all out, in namespaces that are gone afterwards.
+///
+/// # Errors
+///
+/// What this machine's kernel cannot do.
+pub fn check() -> Result<(), EgressError> {
+    // Of a thread that ends: the caller stays where it is.
+    let tried = std::thread::spawn(|| {
+        let new_namespace = || {
+            let made = sys::new_namespace();
+            made.map_err(EgressError::step("make a network namespace"))
+        };
+        new_namespace()?;
+        shared_kernel()?;
+        new_namespace()?;
+        card()?;
+        connect_card()
+    });
+    tried.join().unwrap_or(Err(EgressError::NoWorker))
+}
+
+/// For a sandbox on a machine that cannot do it: programs inside reach each other, and nobody else.
+///
+/// # Errors
+///
+/// A step that the kernel refused.
+pub fn nothing() -> Result<(), EgressError> {
+    links::loopback().map_err(EgressError::step("bring up loopback"))
+}
 
 /// For a sandbox that uses the host's kernel.
 ///

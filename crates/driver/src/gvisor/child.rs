@@ -64,6 +64,8 @@ pub(crate) struct Setup {
     pub(crate) runsc: PathBuf,
     /// How the kernel inside gets hold of system calls.
     pub(crate) platform: String,
+    /// Whether there will be a gate.
+    pub(crate) network: bool,
     /// What for.
     pub(crate) task: Task,
 }
@@ -80,7 +82,9 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Told, DriverE
     setup.rootfs.mount(userns)?;
     setup.complete_rootfs()?;
     setup.move_stage()?;
-    network()?;
+    if setup.network {
+        network()?;
+    }
     sys::leave_session_keyring().map_err(DriverError::step("leave", "the session keyring"))?;
     sys::close_on_exec_from(3).map_err(DriverError::step("close", "descriptors"))?;
     let step = || DriverError::step::<io::Error>("run", setup.runsc.display().to_string());
@@ -92,7 +96,9 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Told, DriverE
     match setup.task {
         Task::SelfTest => Ok(Told::Works),
         Task::Serve => {
-            wire::connect_card().map_err(wiring)?;
+            if setup.network {
+                wire::connect_card().map_err(wiring)?;
+            }
             let pid = fs::read_to_string("pid").map_err(step())?;
             let pid = pid
                 .trim()
@@ -147,8 +153,11 @@ impl Setup {
         command
             .args(["--root=/run/state", "--log=/run/log"])
             .arg(format!("--platform={}", self.platform))
-            // A stack of its own, on the card that it finds in its namespace.
-            .arg("--network=sandbox")
+            // A stack of its own, on the card that it finds in its namespace; else loopback only.
+            .arg(match self.network {
+                true => "--network=sandbox",
+                false => "--network=none",
+            })
             // The group around it is ours.
             .arg("--ignore-cgroups")
             // So is the writable layer, which has a size.

@@ -86,6 +86,9 @@ impl Sandbox for LocalSandbox {
     }
 
     fn network(&self) -> Result<Option<OwnedFd>, DriverError> {
+        if !self.sandboxes.machine.has_network() {
+            return Ok(None);
+        }
         let open = || -> io::Result<OwnedFd> {
             let namespace = std::fs::File::open(format!("/proc/{}/ns/net", self.pid()?))?;
             match self.is_over() {

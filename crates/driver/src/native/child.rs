@@ -32,6 +32,8 @@ pub(crate) struct Setup {
     pub(crate) join: Join,
     /// Its file system.
     pub(crate) rootfs: Rootfs,
+    /// Whether there will be a gate.
+    pub(crate) network: bool,
 }
 
 /// The descriptors that come along.
@@ -62,7 +64,7 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     sys::unshare(UnshareFlags::NEWCGROUP)
         .map_err(DriverError::step("make", "a cgroup namespace"))?;
     enter::enter(&setup.rootfs, handles.userns.as_fd())?;
-    network()?;
+    network(setup.network)?;
     enter::mask_proc()?;
     rustix::system::sethostname(HOSTNAME.as_bytes())
         .map_err(DriverError::step("set", "the host name"))?;
@@ -79,9 +81,12 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
 
 /// Leads to the gate and nowhere else. Ports below 1024 are for everybody: root inside has no power
 /// over this namespace.
-fn network() -> Result<(), DriverError> {
-    wire::shared_kernel()
-        .map_err(|error| DriverError::step("wire", "the network")(io::Error::other(error)))?;
+fn network(gate: bool) -> Result<(), DriverError> {
+    let wired = match gate {
+        true => wire::shared_kernel(),
+        false => wire::nothing(),
+    };
+    wired.map_err(|error| DriverError::step("wire", "the network")(io::Error::other(error)))?;
     let path = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
     fs::write(path, "0").map_err(DriverError::step("write", path))
 }

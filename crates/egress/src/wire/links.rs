@@ -47,6 +47,12 @@ enum To {
     Gateway,
 }
 
+pub(super) fn loopback() -> io::Result<()> {
+    let mut messages = Messages::default();
+    up(&mut messages, LOOPBACK);
+    talk(&messages)
+}
+
 /// Loopback, with the sandbox's address.
 pub(super) fn own_address() -> io::Result<()> {
     let mut messages = Messages::default();
