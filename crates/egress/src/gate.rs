@@ -39,6 +39,12 @@ pub struct Gate {
 
 // === impl Egress ===
 
+impl std::fmt::Debug for Egress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Egress").finish_non_exhaustive()
+    }
+}
+
 impl Egress {
     /// Ready to make gates.
     ///

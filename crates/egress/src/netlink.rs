@@ -14,6 +14,7 @@ use std::os::fd::OwnedFd;
 
 pub(crate) const REQUEST: u16 = 0x1;
 pub(crate) const ACK: u16 = 0x4;
+pub(crate) const REPLACE: u16 = 0x100;
 pub(crate) const EXCLUSIVE: u16 = 0x200;
 pub(crate) const CREATE: u16 = 0x400;
 pub(crate) const APPEND: u16 = 0x800;

@@ -11,6 +11,14 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 /// Room for the one control message that is asked for, and more.
 const CONTROL_WORDS: usize = 16;
 
+/// Puts this thread, and no other, into a new network namespace.
+#[cfg(test)]
+pub(crate) fn new_namespace() -> io::Result<()> {
+    use rustix::thread::UnshareFlags;
+    // SAFETY: NEWNET leaves descriptors and memory as they are.
+    Ok(unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?)
+}
+
 /// Has the kernel tell with each datagram whom it was for.
 pub(crate) fn tell_original_destination(socket: BorrowedFd<'_>) -> io::Result<()> {
     let on: libc::c_int = 1;

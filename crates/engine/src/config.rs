@@ -1,6 +1,8 @@
 //! What an operator decides about sessions.
 
+use k8e_egress::Egress;
 use k8e_model::{Lifetime, Limits, PoolSize, RUN_TIMEOUT_DEFAULT};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What an operator decides about sessions. The doors fill requests from it.
@@ -26,6 +28,8 @@ pub struct Config {
     pub run_timeout: Duration,
     /// What sandboxes can reach, as a sentence.
     pub network: String,
+    /// Makes the only way out of a sandbox; without it, nothing leaves one.
+    pub gates: Option<Arc<Egress>>,
     /// How long the record of an ended session is kept.
     pub ended_kept: Duration,
     /// How many records of ended sessions are kept, however young.
@@ -59,6 +63,7 @@ impl Default for Config {
             runs_per_session_max: 128,
             run_timeout: RUN_TIMEOUT_DEFAULT,
             network: "loopback only: nothing outside the sandbox can be reached".to_owned(),
+            gates: None,
             ended_kept: Duration::from_secs(24 * 3600),
             // With a thousand events each, well under a gigabyte of database.
             ended_max: 1000,

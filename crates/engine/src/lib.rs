@@ -7,6 +7,7 @@
 mod config;
 mod error;
 mod files;
+mod gate;
 mod guest;
 mod history;
 mod live;

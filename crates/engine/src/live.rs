@@ -4,6 +4,7 @@ use crate::Error;
 use crate::metrics;
 use crate::recorder::{Recorder, now_ms};
 use k8e_driver::Sandbox;
+use k8e_egress::Gate;
 use k8e_model::{LimitEvents, Phase, Session, UnixMillis};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -21,6 +22,8 @@ pub(crate) struct Live {
     /// As it was made; what changes is in `state` and `phase`.
     pub(crate) record: Session,
     sandbox: OnceLock<Arc<dyn Sandbox>>,
+    /// The only way out of it.
+    gate: Mutex<Option<Arc<Gate>>>,
     phase: watch::Sender<Phase>,
     // Held for a few instructions and never across an await.
     state: Mutex<State>,
@@ -82,6 +85,7 @@ impl Live {
         };
         Self {
             sandbox: OnceLock::new(),
+            gate: Mutex::default(),
             phase: watch::Sender::new(record.phase),
             state: Mutex::new(state),
             ttl_at,
@@ -100,10 +104,23 @@ impl Live {
         }
     }
 
-    /// A sandbox of a pool, which is paused if that is worth while.
-    pub(crate) fn set_warm_sandbox(&self, sandbox: Arc<dyn Sandbox>) {
+    /// A sandbox of a pool, which is paused if that is worth while, and its gate.
+    pub(crate) fn set_warm_sandbox(&self, sandbox: Arc<dyn Sandbox>, gate: Option<Arc<Gate>>) {
         self.state().paused = sandbox.costs_idle();
         self.set_sandbox(sandbox);
+        self.set_gate(gate);
+    }
+
+    pub(crate) fn gate(&self) -> Option<Arc<Gate>> {
+        self.gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// None closes the one there is, with all connections.
+    pub(crate) fn set_gate(&self, gate: Option<Arc<Gate>>) {
+        *self.gate.lock().unwrap_or_else(PoisonError::into_inner) = gate;
     }
 
     /// Since when nobody uses it, when that may be long enough to pause its sandbox.

@@ -1,7 +1,7 @@
 //! Links, addresses and routes.
 
 use super::{ADDRESS, CARD, CARD_PEER, GATEWAY};
-use crate::netlink::{ACK, CREATE, EXCLUSIVE, Messages, Netlink};
+use crate::netlink::{ACK, CREATE, EXCLUSIVE, Messages, Netlink, REPLACE};
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::fs;
@@ -47,9 +47,10 @@ enum To {
     Gateway,
 }
 
-/// The sandbox's address on loopback.
+/// Loopback, with the sandbox's address.
 pub(super) fn own_address() -> io::Result<()> {
     let mut messages = Messages::default();
+    up(&mut messages, LOOPBACK);
     address(&mut messages, LOOPBACK, 32);
     talk(&messages)
 }
@@ -85,6 +86,7 @@ pub(super) fn card() -> io::Result<()> {
     talk(&messages)?;
     let (card, peer) = (index(CARD)?, index(CARD_PEER)?);
     let mut messages = Messages::default();
+    up(&mut messages, LOOPBACK);
     address(&mut messages, card, CARD_PREFIX);
     up(&mut messages, card);
     up(&mut messages, peer);
@@ -144,7 +146,8 @@ fn route(messages: &mut Messages, to: To, destination: Option<Ipv4Addr>, link: u
         0,
         0,
     ];
-    messages.add(NEW_ROUTE, CREATE | EXCLUSIVE | ACK, &fixed, |route| {
+    // In place of the default route that a card has had.
+    messages.add(NEW_ROUTE, CREATE | REPLACE | ACK, &fixed, |route| {
         if let Some(destination) = destination {
             route.put(ROUTE_DESTINATION, &destination.octets());
         }

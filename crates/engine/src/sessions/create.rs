@@ -128,7 +128,7 @@ impl Shared {
         drop(index);
         let origin = match claimed {
             Some(claimed) => {
-                live.set_warm_sandbox(claimed.sandbox);
+                live.set_warm_sandbox(claimed.sandbox, claimed.gate);
                 Origin::Warm(claimed.claim)
             }
             None => Origin::Cold(driver),
