@@ -1,6 +1,6 @@
 //! What the sockets that serve one sandbox share: its policy, what it was told, what it did.
 
-use crate::dns::{Answers, Resolver};
+use crate::dns::{Answers, Questions, Resolver};
 use crate::journal::Journal;
 use crate::machine;
 use crate::metrics;
@@ -33,6 +33,7 @@ pub(crate) struct Ward {
     policy: watch::Sender<Arc<Policy>>,
     resolver: Arc<Resolver>,
     answers: Answers,
+    questions: Questions,
     journal: Journal,
     connections: Arc<Semaphore>,
     bandwidth: Option<Bandwidth>,
@@ -59,6 +60,7 @@ impl Ward {
             policy: watch::Sender::new(Arc::new(Policy::closed())),
             resolver,
             answers: Answers::default(),
+            questions: Questions::default(),
             journal: Journal::default(),
             connections: Arc::new(Semaphore::new(limits.connections)),
             bandwidth: limits.bandwidth.map(Bandwidth::new),
@@ -84,6 +86,11 @@ impl Ward {
     /// What it was told of names.
     pub(crate) fn answers(&self) -> &Answers {
         &self.answers
+    }
+
+    /// What it may ask.
+    pub(crate) fn questions(&self) -> &Questions {
+        &self.questions
     }
 
     pub(crate) fn journal(&self) -> &Journal {
