@@ -76,7 +76,13 @@ impl Ward {
     }
 
     pub(crate) fn set_policy(&self, policy: Policy) {
-        self.policy.send_replace(Arc::new(policy));
+        let denied = policy.deny.clone();
+        let before = self.policy.send_replace(Arc::new(policy));
+        // What it was told may rest on an alias that is denied now. Its own rules are asked about
+        // each connection anyway, so a change of those leaves clients what they know.
+        if before.deny != denied {
+            self.answers.clear();
+        }
     }
 
     pub(crate) fn resolver(&self) -> &Resolver {

@@ -16,8 +16,8 @@ use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-/// An answer is kept at least this long. Some names come with a TTL of 0; one client, which asks
-/// and then connects, which asks again here, must get the same answer both times.
+/// An answer is kept at least this long, also one with a TTL of 0: between a question and the
+/// connection that follows it, which is checked against the same name, nothing may change.
 pub(super) const TTL_MIN: Duration = Duration::from_secs(5);
 
 /// And at most this long: who moves a service expects the world to follow within minutes.

@@ -108,10 +108,14 @@ fn policy(allow: &[&str], deny: &[&str]) -> Policy {
     }
 }
 
-async fn ask_tcp(stream: &mut TcpStream, message: &Message) -> Message {
+fn framed(message: &Message) -> Vec<u8> {
     let bytes = message.to_vec().unwrap();
-    stream.write_u16(bytes.len() as u16).await.unwrap();
-    stream.write_all(&bytes).await.unwrap();
+    let length = u16::try_from(bytes.len()).unwrap();
+    [&length.to_be_bytes()[..], &bytes].concat()
+}
+
+async fn ask_tcp(stream: &mut TcpStream, message: &Message) -> Message {
+    stream.write_all(&framed(message)).await.unwrap();
     let length = timeout(PATIENCE, stream.read_u16()).await.unwrap().unwrap();
     let mut reply = vec![0; usize::from(length)];
     stream.read_exact(&mut reply).await.unwrap();
@@ -292,6 +296,26 @@ async fn a_policy_that_changes_while_an_upstream_takes_its_time() {
     served.ward.set_policy(policy(&["none"], &[]));
     assert_eq!(served.receive().await.response_code, ResponseCode::Refused);
     assert!(!served.has("a.example", "8.8.8.8"));
+}
+
+#[tokio::test]
+async fn what_was_told_is_forgotten_when_somebody_denies_more() {
+    let upstream = Upstream::with(vec![
+        cname("a.example", 60, "x.bad.example"),
+        a("x.bad.example", 60, "8.8.8.8"),
+    ])
+    .await;
+    let served = Served::start(&upstream, &["a.example"], &[]).await;
+    assert_eq!(served.ask_a("a.example.").await.1.len(), 2);
+    served
+        .ward
+        .set_policy(policy(&["a.example", "b.example"], &[]));
+    assert!(served.has("a.example", "8.8.8.8"));
+    served
+        .ward
+        .set_policy(policy(&["a.example"], &["*.bad.example"]));
+    assert!(!served.has("a.example", "8.8.8.8"));
+    assert_eq!(served.ask_a("a.example.").await, refused());
 }
 
 #[tokio::test]

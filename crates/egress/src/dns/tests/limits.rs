@@ -128,11 +128,8 @@ async fn several_questions_on_a_connection() {
         assert_eq!(reply.response_code, ResponseCode::Refused);
     }
     // All at once, cut anywhere.
-    let message = question(5, "a.example.", RecordType::A).to_vec().unwrap();
-    let framed = [&[0, message.len() as u8][..], &message]
-        .concat()
-        .repeat(10);
-    for piece in framed.chunks(7) {
+    let message = framed(&question(5, "a.example.", RecordType::A));
+    for piece in message.repeat(10).chunks(7) {
         stream.write_all(piece).await.unwrap();
     }
     for _ in 0..10 {
@@ -193,12 +190,11 @@ async fn a_connection_that_asks_without_end_is_closed() {
     let upstream = Upstream::with(vec![]).await;
     let served = Served::start(&upstream, &["none"], &[]).await;
     let mut stream = TcpStream::connect(served.tcp).await.unwrap();
-    let message = question(5, "a.example.", RecordType::A).to_vec().unwrap();
-    let framed = [&[0, message.len() as u8][..], &message].concat();
-    let _ = stream.write_all(&framed.repeat(1000)).await;
+    let message = framed(&question(5, "a.example.", RecordType::A));
+    let _ = stream.write_all(&message.repeat(1000)).await;
     let mut replies = Vec::new();
     let _ = timeout(PATIENCE, stream.read_to_end(&mut replies))
         .await
         .unwrap();
-    assert!(replies.len() < 300 * framed.len(), "{}", replies.len());
+    assert!(replies.len() < 300 * message.len(), "{}", replies.len());
 }
