@@ -1,6 +1,7 @@
 //! End-to-end tests: the built binary, real sandboxes, as root.
 #![expect(clippy::unwrap_used, reason = "all of it is tests, helpers too")]
 
+mod allowed_hosts;
 mod bad_input;
 mod bench;
 mod check_config;

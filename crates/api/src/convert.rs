@@ -1,8 +1,10 @@
 //! Wire messages to model types and back. What comes out of here is checked.
 
+mod egress;
 mod run;
 mod session;
 
+pub use egress::{allowed_hosts, egress_flow};
 pub use run::{command, exited};
 pub use session::{limits, phase_filter, session, session_id, session_spec, tenant_filter};
 

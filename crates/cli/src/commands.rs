@@ -1,11 +1,14 @@
 //! `k8e sandbox …`: one file for each command.
 
+mod allow_hosts;
 mod create;
 mod destroy;
+mod egress;
 mod events;
 mod exec;
 mod files;
 mod get;
+mod hosts;
 mod list;
 mod log;
 mod pool;
@@ -58,6 +61,12 @@ pub enum SandboxCommand {
     Get(get::GetArgs),
     /// List sessions
     Sessions(sessions::SessionsArgs),
+    /// Change what a session may reach
+    #[command(long_about = allow_hosts::LONG_ABOUT)]
+    AllowHosts(allow_hosts::AllowHostsArgs),
+    /// Show what a session tried to reach, and what was denied
+    #[command(long_about = egress::LONG_ABOUT)]
+    Egress(egress::EgressArgs),
     /// End a session and remove its sandbox
     Destroy(destroy::DestroyArgs),
     /// Show the server: version, runtimes, limits, load
@@ -103,7 +112,9 @@ impl SandboxCommand {
             Self::Exec(args) => !args.raw(),
             Self::Read(args) => !args.raw(),
             Self::Log(_) => false,
+            Self::Egress(args) => !args.for_people(),
             Self::Create(_)
+            | Self::AllowHosts(_)
             | Self::Get(_)
             | Self::Sessions(_)
             | Self::Destroy(_)
@@ -135,7 +146,15 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         }
         SandboxCommand::Status(args) => status::run(args, client().await).await,
         SandboxCommand::Pool(args) => pool::run(args, client().await?).await,
-        SandboxCommand::Create(args) => create::run(args, client().await?).await,
+        SandboxCommand::Create(args) => {
+            let request = args.request()?;
+            create::run(request, client().await?).await
+        }
+        SandboxCommand::AllowHosts(args) => {
+            let request = args.request()?;
+            allow_hosts::run(request, client().await?).await
+        }
+        SandboxCommand::Egress(args) => egress::run(args, client().await?).await,
         SandboxCommand::Get(args) => get::run(args, client().await?).await,
         SandboxCommand::Sessions(args) => sessions::run(args, client().await?).await,
         SandboxCommand::Destroy(args) => destroy::run(args, client().await?).await,

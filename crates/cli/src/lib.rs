@@ -71,7 +71,7 @@ pub struct Globals {
 pub enum Command {
     /// Run code and commands in sandboxes, and manage them
     #[command(subcommand, long_about = commands::ABOUT)]
-    Sandbox(commands::SandboxCommand),
+    Sandbox(Box<commands::SandboxCommand>),
 
     /// Measure this server next to what this machine and other tools need
     Bench(bench::BenchArgs),
@@ -108,7 +108,7 @@ pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCod
     };
     let result = match command {
         Command::Completion(args) => completion::run(args, whole),
-        Command::Sandbox(command) => block_on(commands::run(command, globals)),
+        Command::Sandbox(command) => block_on(commands::run(*command, globals)),
         // Interrupted, it still has to remove what it made.
         Command::Bench(args) => block_on_to_the_end(bench::run(args, globals)),
     };
@@ -203,6 +203,12 @@ mod tests {
             "k8e sandbox list s --since 5 --recursive=false sub",
             "k8e sandbox log s --follow --offset 1 --limit 2",
             "k8e sandbox events s --limit 5",
+            "k8e sandbox run x --allowed-hosts a.example,*.b.example --allowed-hosts @python",
+            "k8e sandbox create --allowed-hosts none",
+            "k8e sandbox allow-hosts a.example,b.example --session-id s",
+            "k8e sandbox allow-hosts --add a.example --remove b.example,c.example",
+            "k8e sandbox allow-hosts --clear",
+            "k8e sandbox egress s --denied --follow",
             "k8e sandbox pool",
             "k8e completion zsh",
             "k8e bench --iterations 5 --json",
@@ -221,6 +227,7 @@ mod tests {
             "k8e sandbox exec s",
             "k8e sandbox write s f --mode x",
             "k8e sandbox get",
+            "k8e sandbox egress",
             "k8e sandbox dance",
             "k8e bench --only speed",
             "k8e bench --live 0",

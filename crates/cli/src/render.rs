@@ -35,6 +35,7 @@ pub(crate) struct SessionJson {
     /// Unix seconds, as K8E has it; 0 is never.
     expires_at: i64,
     idle_timeout_s: i64,
+    allowed_hosts: Vec<String>,
     network: String,
     oom_kills: u64,
     pids_refused: u64,
@@ -99,6 +100,7 @@ impl From<v1::Session> for SessionJson {
             last_used: session.last_used_unix_ms / 1000,
             expires_at: session.expires_at_unix_ms / 1000,
             idle_timeout_s: session.idle_timeout_s,
+            allowed_hosts: session.allowed_hosts,
             network: session.network,
             oom_kills: session.oom_kills,
             pids_refused: session.pids_refused,

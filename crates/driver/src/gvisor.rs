@@ -237,6 +237,7 @@ fn setup(
         guest: sandboxes.dir().join(GUEST),
         runsc: runsc.path.clone(),
         platform: platform.as_str().to_owned(),
+        network: sandboxes.machine.has_network(),
         task,
     })
 }

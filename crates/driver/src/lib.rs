@@ -23,6 +23,7 @@ use async_trait::async_trait;
 use k8e_model::{LimitEvents, Limits, RuntimeKind, SandboxId, Template};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+use std::os::fd::OwnedFd;
 
 /// What to make: plain data, so that the part that needs root can live in a process of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,6 +79,11 @@ pub trait Driver: Send + Sync {
 pub trait Sandbox: Send + Sync {
     /// Where its guest listens.
     fn guest(&self) -> &GuestAddress;
+
+    /// Its network namespace, in which a gate can listen; none when it has no network that is ours.
+    fn network(&self) -> Result<Option<OwnedFd>, DriverError> {
+        Ok(None)
+    }
 
     /// How often its limits were hit so far.
     fn limit_events(&self) -> LimitEvents;

@@ -73,6 +73,7 @@ struct Inner {
     uids: Uids,
     layers: Vec<Layer>,
     idmap: bool,
+    no_network: Option<String>,
     /// Why what sandboxes write is kept in memory, if it is.
     memory_disks: Option<String>,
 }
@@ -118,6 +119,7 @@ impl Machine {
             uids: Uids::default(),
             layers,
             idmap: ready.idmap,
+            no_network: ready.no_network,
             memory_disks,
             dir,
             launcher,
@@ -141,6 +143,11 @@ impl Machine {
         &self.0.uids
     }
 
+    /// Whether sandboxes can be wired to a gate.
+    pub(crate) fn has_network(&self) -> bool {
+        self.0.no_network.is_none()
+    }
+
     /// What sandboxes of any driver lack on this machine, one sentence each.
     pub(crate) fn weaker(&self) -> Vec<String> {
         let mut weaker = Vec::new();
@@ -151,6 +158,11 @@ impl Machine {
         }
         if let Some(why) = &self.0.memory_disks {
             weaker.push(format!("what sandboxes write is kept in memory and counts against their memory limit: {why}"));
+        }
+        if let Some(why) = &self.0.no_network {
+            weaker.push(format!(
+                "sandboxes can reach nothing, whatever is allowed ({why}): the kernel must have veth and nftables with tproxy; try `modprobe -a veth nf_tables nft_tproxy` and start the server again"
+            ));
         }
         weaker
     }

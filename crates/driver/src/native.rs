@@ -91,6 +91,7 @@ fn start(
     let setup = Setup {
         join: prepared.cgroup.join(),
         rootfs: machine.rootfs(spec, prepared.disk, prepared.uid_base),
+        network: machine.has_network(),
     };
     let mut forked = machine
         .launcher()

@@ -1,6 +1,9 @@
 //! What an operator decides about sessions.
 
-use k8e_model::{Lifetime, Limits, PoolSize, RUN_TIMEOUT_DEFAULT};
+use crate::gate::Denied;
+use k8e_egress::Egress;
+use k8e_model::{EgressPolicy, Lifetime, Limits, PoolSize, RUN_TIMEOUT_DEFAULT};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What an operator decides about sessions. The doors fill requests from it.
@@ -24,8 +27,12 @@ pub struct Config {
     pub runs_per_session_max: usize,
     /// Of a run that does not say.
     pub run_timeout: Duration,
-    /// What sandboxes can reach, as a sentence.
-    pub network: String,
+    /// What a session may reach that does not say.
+    pub egress_default: EgressPolicy,
+    /// What no session may reach.
+    pub denied: Denied,
+    /// Makes the only way out of a sandbox; without it, nothing leaves one.
+    pub gates: Option<Arc<Egress>>,
     /// How long the record of an ended session is kept.
     pub ended_kept: Duration,
     /// How many records of ended sessions are kept, however young.
@@ -58,7 +65,10 @@ impl Default for Config {
             // With the file calls well under the guest's 512 connections.
             runs_per_session_max: 128,
             run_timeout: RUN_TIMEOUT_DEFAULT,
-            network: "loopback only: nothing outside the sandbox can be reached".to_owned(),
+            // Who wants sandboxes to reach anybody says whom.
+            egress_default: EgressPolicy::None,
+            denied: Denied::default(),
+            gates: None,
             ended_kept: Duration::from_secs(24 * 3600),
             // With a thousand events each, well under a gigabyte of database.
             ended_max: 1000,

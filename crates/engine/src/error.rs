@@ -1,6 +1,7 @@
 //! What the engine tells its callers when it cannot do what they ask.
 
 use k8e_driver::DriverError;
+use k8e_egress::EgressError;
 use k8e_model::{Code, SessionId};
 use k8e_store::StoreError;
 use std::time::Duration;
@@ -112,6 +113,9 @@ pub enum Error {
     /// Making a sandbox failed, and nothing of it is left.
     #[error("the sandbox could not be made: {}", chain(.0))]
     Launch(#[source] DriverError),
+    /// The way out of a sandbox could not be guarded, so it has none.
+    #[error("the sandbox was made but its network could not be guarded: {}", chain(.0))]
+    Network(#[source] EgressError),
     /// A new sandbox's guest did not answer.
     #[error("the sandbox was made but its agent did not answer: {0}")]
     Hello(String),
@@ -149,7 +153,7 @@ impl Error {
             | Self::Hello(_)
             | Self::Stopping => Code::Unavailable,
             Self::Launch(cause) => cause.code(),
-            Self::Destroy(_) => Code::Internal,
+            Self::Destroy(_) | Self::Network(_) => Code::Internal,
             Self::Store(cause) => cause.code(),
         }
     }

@@ -7,6 +7,7 @@
 mod config;
 mod error;
 mod files;
+mod gate;
 mod guest;
 mod history;
 mod live;
@@ -22,8 +23,9 @@ pub use error::Error;
 pub use files::{
     FileInfo, FileKind, FileLister, FileRange, FileReader, FileWriter, ListOptions, WriteOptions,
 };
+pub use gate::Denied;
 pub use k8e_store::{Event, EventPage, TranscriptPage};
 pub use pool::PoolStatus;
 pub use processes::Process;
 pub use run::{Run, RunEvent, RunInput, RunRequest, RunTarget};
-pub use sessions::{ListFilter, RuntimeStatus, ServerStatus, SessionView, Sessions};
+pub use sessions::{FlowStream, ListFilter, RuntimeStatus, ServerStatus, SessionView, Sessions};

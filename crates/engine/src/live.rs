@@ -4,7 +4,8 @@ use crate::Error;
 use crate::metrics;
 use crate::recorder::{Recorder, now_ms};
 use k8e_driver::Sandbox;
-use k8e_model::{LimitEvents, Phase, Session, UnixMillis};
+use k8e_egress::Gate;
+use k8e_model::{EgressPolicy, LimitEvents, Phase, Session, UnixMillis};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -21,9 +22,13 @@ pub(crate) struct Live {
     /// As it was made; what changes is in `state` and `phase`.
     pub(crate) record: Session,
     sandbox: OnceLock<Arc<dyn Sandbox>>,
+    /// The only way out of it.
+    gate: Mutex<Option<Arc<Gate>>>,
     phase: watch::Sender<Phase>,
     // Held for a few instructions and never across an await.
     state: Mutex<State>,
+    /// Held while what it may reach is changed.
+    egress_turn: tokio::sync::Mutex<()>,
     ttl_at: Option<Instant>,
 }
 
@@ -31,6 +36,8 @@ struct State {
     reason: String,
     /// Why removing the sandbox failed.
     failure: Option<String>,
+    /// What it may reach now.
+    egress: EgressPolicy,
     last_used: UnixMillis,
     touched: UnixMillis,
     used: Instant,
@@ -71,6 +78,7 @@ impl Live {
         let state = State {
             reason: record.reason.clone(),
             failure: None,
+            egress: record.egress.clone(),
             last_used: record.last_used,
             touched: record.last_used,
             used: past(record.last_used),
@@ -82,8 +90,10 @@ impl Live {
         };
         Self {
             sandbox: OnceLock::new(),
+            gate: Mutex::default(),
             phase: watch::Sender::new(record.phase),
             state: Mutex::new(state),
+            egress_turn: tokio::sync::Mutex::default(),
             ttl_at,
             record,
         }
@@ -100,10 +110,23 @@ impl Live {
         }
     }
 
-    /// A sandbox of a pool, which is paused if that is worth while.
-    pub(crate) fn set_warm_sandbox(&self, sandbox: Arc<dyn Sandbox>) {
+    /// A sandbox of a pool, which is paused if that is worth while, and its gate.
+    pub(crate) fn set_warm_sandbox(&self, sandbox: Arc<dyn Sandbox>, gate: Option<Arc<Gate>>) {
         self.state().paused = sandbox.costs_idle();
         self.set_sandbox(sandbox);
+        self.set_gate(gate);
+    }
+
+    pub(crate) fn gate(&self) -> Option<Arc<Gate>> {
+        self.gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// None closes the one there is, with all connections.
+    pub(crate) fn set_gate(&self, gate: Option<Arc<Gate>>) {
+        *self.gate.lock().unwrap_or_else(PoisonError::into_inner) = gate;
     }
 
     /// Since when nobody uses it, when that may be long enough to pause its sandbox.
@@ -199,6 +222,7 @@ impl Live {
         Session {
             phase: self.phase(),
             reason: state.reason.clone(),
+            egress: state.egress.clone(),
             last_used: state.last_used,
             ..self.record.clone()
         }
@@ -240,17 +264,7 @@ impl Live {
         recorder: &Recorder,
     ) -> Result<Use, Error> {
         let mut state = self.state();
-        match self.phase() {
-            Phase::Creating => return Err(Error::SessionNotReady(self.record.id.clone())),
-            Phase::Active => {}
-            Phase::Terminating | Phase::Ended => {
-                let reason = state.reason.clone();
-                return Err(Error::SessionEnded {
-                    id: self.record.id.clone(),
-                    reason,
-                });
-            }
-        }
+        self.check_phase(&state)?;
         let busy = |what, max| {
             Err(metrics::refused(Error::SessionBusy {
                 id: self.record.id.clone(),
@@ -275,6 +289,36 @@ impl Live {
             purpose,
             recorder: recorder.clone(),
         })
+    }
+
+    /// What it may reach now.
+    pub(crate) fn egress(&self) -> EgressPolicy {
+        self.state().egress.clone()
+    }
+
+    pub(crate) fn set_egress(&self, policy: EgressPolicy) {
+        self.state().egress = policy;
+    }
+
+    /// Waits until nobody else changes what it may reach.
+    pub(crate) async fn egress_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.egress_turn.lock().await
+    }
+
+    /// Whether it can be used now, or why not.
+    pub(crate) fn check_active(&self) -> Result<(), Error> {
+        self.check_phase(&self.state())
+    }
+
+    fn check_phase(&self, state: &State) -> Result<(), Error> {
+        match self.phase() {
+            Phase::Creating => Err(Error::SessionNotReady(self.record.id.clone())),
+            Phase::Active => Ok(()),
+            Phase::Terminating | Phase::Ended => Err(Error::SessionEnded {
+                id: self.record.id.clone(),
+                reason: state.reason.clone(),
+            }),
+        }
     }
 
     fn advance(&self, next: Phase) -> bool {

@@ -16,6 +16,7 @@ pub(crate) use refill::start;
 use crate::Config;
 use crate::metrics::PoolMetrics;
 use k8e_driver::{Driver, Probe, Sandbox};
+use k8e_egress::Gate;
 use k8e_model::{Limits, PoolDemand, PoolSize, RuntimeKind, SandboxId, Template};
 use latency::Latencies;
 use std::collections::VecDeque;
@@ -95,6 +96,8 @@ struct State {
 struct Warm {
     id: SandboxId,
     sandbox: Arc<dyn Sandbox>,
+    /// Lets nothing through yet.
+    gate: Option<Arc<Gate>>,
     /// Takes it out of the pool when it dies.
     watcher: AbortHandle,
 }

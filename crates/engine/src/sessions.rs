@@ -2,11 +2,13 @@
 
 mod create;
 mod destroy;
+mod egress;
 mod expire;
 mod get;
 mod recover;
 mod rest;
 
+pub use egress::FlowStream;
 pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
 
 pub(crate) use create::{Owned, greet};
@@ -200,6 +202,7 @@ impl Shared {
                 // Somebody who asks for an isolation must not get a weaker one.
                 && spec.runtime.is_none_or(|runtime| runtime == live.record.runtime)
                 && spec.template == live.record.template
+                && spec.egress.as_ref().is_none_or(|asked| live.egress().allows_same(asked))
         };
         let key = (who.name().to_owned(), spec.tenant.clone());
         self.index()

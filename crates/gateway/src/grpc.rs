@@ -1,5 +1,6 @@
 //! `k8e.v1.Sandboxes` over the engine: parse, call, render.
 
+mod egress;
 mod files;
 mod history;
 mod run;
@@ -15,6 +16,7 @@ use k8e_api::v1::sandboxes_server::{Sandboxes, SandboxesServer};
 use k8e_engine::Sessions;
 use k8e_model::Code;
 use std::time::Duration;
+use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -27,8 +29,12 @@ type Answers<T> = BoxStream<'static, Result<T, Status>>;
 /// A client that opened a stream says at once what it wants; one that does not holds it for nothing.
 const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(30);
 
-/// Our service, and gRPC's own for health and for description.
-pub(crate) async fn services(sessions: Sessions) -> Result<Services, Error> {
+/// Our service, and gRPC's own for health and for description. Calls that would go on for ever end
+/// when `stopped` is true.
+pub(crate) async fn services(
+    sessions: Sessions,
+    stopped: watch::Receiver<bool>,
+) -> Result<Services, Error> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<SandboxesServer<Service>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
@@ -36,8 +42,8 @@ pub(crate) async fn services(sessions: Sessions) -> Result<Services, Error> {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(Error::Reflection)?;
-    let sandboxes =
-        SandboxesServer::new(Service { sessions }).max_decoding_message_size(REQUEST_BYTES_MAX);
+    let sandboxes = SandboxesServer::new(Service { sessions, stopped })
+        .max_decoding_message_size(REQUEST_BYTES_MAX);
     Ok(Routes::new(sandboxes)
         .add_service(health_service)
         .add_service(reflection))
@@ -46,6 +52,7 @@ pub(crate) async fn services(sessions: Sessions) -> Result<Services, Error> {
 /// The service: a handle of the engine.
 struct Service {
     sessions: Sessions,
+    stopped: watch::Receiver<bool>,
 }
 
 // === impl Service ===
@@ -55,6 +62,7 @@ impl Sandboxes for Service {
     type RunStream = Answers<v1::RunEvent>;
     type ReadFileStream = Answers<v1::ReadFileResponse>;
     type ListFilesStream = Answers<v1::ListFilesResponse>;
+    type WatchEgressStream = Answers<v1::EgressFlow>;
 
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
         principal(&request)?;
@@ -94,6 +102,27 @@ impl Sandboxes for Service {
     ) -> Answer<v1::DestroySessionResponse> {
         let who = principal(&request)?;
         sessions::destroy(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn update_allowed_hosts(
+        &self,
+        request: Request<v1::UpdateAllowedHostsRequest>,
+    ) -> Answer<v1::UpdateAllowedHostsResponse> {
+        let who = principal(&request)?;
+        egress::update(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn watch_egress(
+        &self,
+        request: Request<v1::WatchEgressRequest>,
+    ) -> Answer<Self::WatchEgressStream> {
+        let who = principal(&request)?;
+        let stop = crate::signal(&self.stopped);
+        egress::watch(&self.sessions, &who, &request.into_inner(), stop)
             .await
             .map(Response::new)
     }

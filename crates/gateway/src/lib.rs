@@ -137,7 +137,7 @@ impl Gateway {
     /// Serves until `shutdown`, then takes no more calls and gives those under way five seconds.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopped) = watch::channel(false);
-        let service = grpc::services(self.sessions.clone()).await?;
+        let service = grpc::services(self.sessions.clone(), stopped.clone()).await?;
         let count = CountLayer::new();
         let unix = serve_unix(
             self.unix,

@@ -4,6 +4,7 @@
 
 mod args;
 mod data_dir;
+mod egress;
 mod error;
 mod lock;
 mod process;
@@ -17,6 +18,7 @@ use k8e_cli::Globals;
 use k8e_driver::{Driver, Machine, MachineConfig};
 use k8e_engine::Sessions;
 use k8e_gateway::{Admin, Gateway, Metrics};
+use k8e_model::EgressPolicy;
 use k8e_store::Store;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +45,11 @@ pub(crate) fn run(globals: &Globals, args: ServerArgs) -> ExitCode {
 fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
     process::check(GUEST)?;
     let config = args.config(globals)?;
+    if config.egress.allowed == EgressPolicy::All {
+        tracing::warn!(
+            "--allowed-hosts all: a session that does not say can send what it reads anywhere"
+        );
+    }
     let data_dir = DataDir::prepare(&globals.data_dir)?;
     let lock = lock::take(&data_dir, &config.gateway.socket)?;
     // Kept for as long as we live; the driver shares it with the launcher, which may live longer.
@@ -89,6 +96,8 @@ async fn serve_until_signal(
         None => None,
     };
     let store = Store::open(data_dir.path()).await.map_err(Error::Store)?;
+    config.engine.denied = config.egress.denied.clone();
+    config.engine.gates = Some(Arc::new(config.egress.start()?));
     let sessions = Sessions::start(config.engine, store, drivers)
         .await
         .map_err(Error::Engine)?;

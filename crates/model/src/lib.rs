@@ -5,6 +5,7 @@
 
 mod bounded_map;
 mod command;
+pub mod egress;
 mod error;
 mod id;
 mod language;
@@ -20,6 +21,10 @@ mod template;
 
 pub use bounded_map::{Env, Labels};
 pub use command::{CODE_BYTES_MAX, Command, Outcome, Program, RUN_TIMEOUT_DEFAULT, RunStatus};
+pub use egress::{
+    DenyList, DenyReason, EgressPolicy, Flow, FlowProtocol, FlowVerdict, HostName, HostPattern,
+    Ipv4Net, RULES_MAX, Rule, Target,
+};
 pub use error::{Code, Error};
 pub use id::{SandboxId, SessionId, TenantId};
 pub use language::Language;

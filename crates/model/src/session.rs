@@ -1,7 +1,8 @@
 //! A session: what was asked for, and what became of it.
 
 use crate::{
-    Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId, SessionId, Template, TenantId,
+    EgressPolicy, Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId, SessionId,
+    Template, TenantId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,8 @@ pub struct SessionSpec {
     pub limits: Limits,
     /// How long it lives.
     pub lifetime: Lifetime,
+    /// What it may reach; none for the server's default.
+    pub egress: Option<EgressPolicy>,
 }
 
 /// A session's record, as the store keeps it.
@@ -56,6 +59,8 @@ pub struct Session {
     pub limits: Limits,
     /// How long it lives.
     pub lifetime: Lifetime,
+    /// What it may reach.
+    pub egress: EgressPolicy,
     /// When it was made.
     pub created_at: UnixMillis,
     /// When a call last used it, as far as it was written down.

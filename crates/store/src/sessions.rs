@@ -2,8 +2,8 @@
 
 use crate::{Store, StoreError};
 use k8e_model::{
-    Env, Labels, Lifetime, Limits, Phase, SandboxId, Session, SessionId, Template, TenantId,
-    UnixMillis,
+    EgressPolicy, Env, Labels, Lifetime, Limits, Phase, SandboxId, Session, SessionId, Template,
+    TenantId, UnixMillis,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::query::Query;
@@ -15,7 +15,7 @@ use std::collections::HashSet;
 const LIST_MAX: i64 = 10_000;
 
 const COLUMNS: &str =
-    "id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec";
+    "id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec, egress";
 
 /// Which sessions to list; none is any.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +38,13 @@ struct Spec {
     lifetime: Lifetime,
 }
 
+/// A record with what of it is JSON.
+struct Row<'a> {
+    session: &'a Session,
+    spec: String,
+    egress: String,
+}
+
 // === impl Store ===
 
 impl Store {
@@ -51,16 +58,22 @@ impl Store {
             limits: session.limits,
             lifetime: session.lifetime,
         };
-        let spec = serde_json::to_string(&spec).map_err(|e| damaged(session.id.as_str(), &e))?;
+        let bad = |e| damaged(session.id.as_str(), &e);
+        let row = Row {
+            session,
+            spec: serde_json::to_string(&spec).map_err(bad)?,
+            egress: serde_json::to_string(&session.egress).map_err(bad)?,
+        };
         // Nearly every name is new, and one statement is a transaction by itself.
-        match insert(session, &spec).execute(&self.shared.write).await {
+        match row.insert().execute(&self.shared.write).await {
             Ok(_) => Ok(()),
-            Err(e) if is_taken(&e) => self.replace_session(session, &spec).await,
+            Err(e) if is_taken(&e) => self.replace_session(&row).await,
             Err(e) => Err(self.sql("write a session")(e)),
         }
     }
 
-    async fn replace_session(&self, session: &Session, spec: &str) -> Result<(), StoreError> {
+    async fn replace_session(&self, row: &Row<'_>) -> Result<(), StoreError> {
+        let session = row.session;
         let failed = || self.sql("write a session");
         let mut transaction = self
             .shared
@@ -76,7 +89,7 @@ impl Store {
         .fetch_optional(&mut *transaction)
         .await
         .map_err(failed())?;
-        match insert(session, spec).execute(&mut *transaction).await {
+        match row.insert().execute(&mut *transaction).await {
             Ok(_) => {}
             Err(e) if is_taken(&e) => return Err(StoreError::Exists(session.id.to_string())),
             Err(e) => return Err(failed()(e)),
@@ -133,6 +146,23 @@ impl Store {
             .await
             .map_err(self.sql("write a session's last use"))?;
         Ok(())
+    }
+
+    /// Writes down what a session may reach from now on. False when it is over or not known.
+    pub async fn set_egress(
+        &self,
+        id: &SessionId,
+        egress: &EgressPolicy,
+    ) -> Result<bool, StoreError> {
+        let egress = serde_json::to_string(egress).map_err(|e| damaged(id.as_str(), &e))?;
+        let done =
+            sqlx::query("UPDATE sessions SET egress = $2 WHERE id = $1 AND phase <> 'ended'")
+                .bind(id.as_str())
+                .bind(egress)
+                .execute(&self.shared.write)
+                .await
+                .map_err(self.sql("write what a session may reach"))?;
+        Ok(done.rows_affected() > 0)
     }
 
     /// One record.
@@ -223,21 +253,27 @@ impl Store {
     }
 }
 
-fn insert<'a>(session: &'a Session, spec: &'a str) -> Query<'a, Sqlite, SqliteArguments> {
-    sqlx::query(
-        "INSERT INTO sessions (id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-    )
-    .bind(session.id.as_str())
-    .bind(&session.owner)
-    .bind(session.tenant.as_str())
-    .bind(session.phase.as_str())
-    .bind(&session.reason)
-    .bind(session.runtime.as_str())
-    .bind(session.sandbox.as_str())
-    .bind(session.created_at)
-    .bind(session.last_used)
-    .bind(spec)
+// === impl Row ===
+
+impl Row<'_> {
+    fn insert(&self) -> Query<'_, Sqlite, SqliteArguments> {
+        let session = self.session;
+        sqlx::query(
+            "INSERT INTO sessions (id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec, egress) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+        )
+        .bind(session.id.as_str())
+        .bind(&session.owner)
+        .bind(session.tenant.as_str())
+        .bind(session.phase.as_str())
+        .bind(&session.reason)
+        .bind(session.runtime.as_str())
+        .bind(session.sandbox.as_str())
+        .bind(session.created_at)
+        .bind(session.last_used)
+        .bind(&self.spec)
+        .bind(&self.egress)
+    }
 }
 
 fn is_taken(error: &sqlx::Error) -> bool {
@@ -258,6 +294,7 @@ fn read(row: &SqliteRow) -> Result<Session, StoreError> {
     let text = |column: &str| row.try_get::<String, _>(column).map_err(|e| bad(&e));
     let time = |column: &str| row.try_get::<i64, _>(column).map_err(|e| bad(&e));
     let spec: Spec = serde_json::from_str(&text("spec")?).map_err(|e| bad(&e))?;
+    let egress = serde_json::from_str(&text("egress")?).map_err(|e| bad(&e))?;
     Ok(Session {
         id: id.parse().map_err(|e| bad(&e))?,
         owner: text("owner")?,
@@ -271,6 +308,7 @@ fn read(row: &SqliteRow) -> Result<Session, StoreError> {
         labels: spec.labels,
         limits: spec.limits,
         lifetime: spec.lifetime,
+        egress,
         created_at: time("created_at")?,
         last_used: time("last_used")?,
     })

@@ -5,7 +5,9 @@
     reason = "a test that is surprised panics"
 )]
 
-use k8e_model::{Code, Phase, RuntimeKind, SandboxId, Session, SessionId, SessionSpec};
+use k8e_model::{
+    Code, EgressPolicy, Phase, RuntimeKind, SandboxId, Session, SessionId, SessionSpec,
+};
 use k8e_store::{
     EVENTS_KEPT_MAX, NewEvent, PAGE_BYTES_MAX, SessionQuery, Store, StoreError,
     TRANSCRIPT_FILE_BYTES_MAX,
@@ -49,9 +51,14 @@ fn session(text: &str) -> Session {
             ttl: Some(Duration::from_millis(1500)),
             idle: None,
         },
+        egress: policy(&["example.com", "*.example.org:8443"]),
         created_at: 1,
         last_used: 2,
     }
+}
+
+fn policy(entries: &[&str]) -> EgressPolicy {
+    EgressPolicy::parse(entries).unwrap()
 }
 
 fn event(session: &str, number: u64) -> NewEvent {
@@ -79,6 +86,59 @@ async fn a_session_comes_back_as_it_was() {
     let store = open(&dir).await;
     assert_eq!(store.session(&id("s")).await.unwrap(), Some(made));
     assert_eq!(store.session(&id("other")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn what_a_session_may_reach_can_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("s")).await.unwrap();
+    for entries in [&["all"][..], &["none"], &["10.0.0.0/8:5432", "a.example"]] {
+        let policy = policy(entries);
+        assert!(store.set_egress(&id("s"), &policy).await.unwrap());
+        let kept = store.session(&id("s")).await.unwrap().unwrap();
+        assert_eq!(kept.egress, policy);
+    }
+    assert!(
+        !store
+            .set_egress(&id("t"), &EgressPolicy::All)
+            .await
+            .unwrap()
+    );
+    store
+        .set_phase(&id("s"), Phase::Ended, "why", 10)
+        .await
+        .unwrap();
+    assert!(
+        !store
+            .set_egress(&id("s"), &EgressPolicy::All)
+            .await
+            .unwrap()
+    );
+}
+
+#[tokio::test]
+async fn a_session_of_an_older_server_reaches_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let store = open(&dir).await;
+        store.insert_session(&session("s")).await.unwrap();
+        store.close().await;
+    }
+    let pool = database(&dir).await;
+    for undo in [
+        "ALTER TABLE sessions DROP COLUMN egress",
+        "DELETE FROM _sqlx_migrations WHERE version = 2",
+    ] {
+        sqlx::query(undo).execute(&pool).await.unwrap();
+    }
+    pool.close().await;
+    let kept = open(&dir).await.session(&id("s")).await.unwrap().unwrap();
+    let want = Session {
+        egress: EgressPolicy::None,
+        ..session("s")
+    };
+    assert_eq!(kept, want);
 }
 
 #[tokio::test]
@@ -579,7 +639,7 @@ async fn a_newer_database_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     open(&dir).await.close().await;
     let pool = database(&dir).await;
-    sqlx::query("INSERT INTO _sqlx_migrations SELECT 9999, 'future', installed_on, success, checksum, execution_time FROM _sqlx_migrations")
+    sqlx::query("INSERT INTO _sqlx_migrations SELECT 9999, 'future', installed_on, success, checksum, execution_time FROM _sqlx_migrations LIMIT 1")
         .execute(&pool)
         .await
         .unwrap();

@@ -32,6 +32,7 @@ pub fn session_spec(
             disk_bytes: asked.disk_bytes,
         })?,
         lifetime: lifetime.with_seconds(wire.ttl_s, wire.idle_timeout_s)?,
+        egress: super::egress::asked_hosts(&wire.allowed_hosts)?,
     })
 }
 
@@ -80,6 +81,7 @@ pub fn session(session: &Session) -> v1::Session {
         network: String::new(),
         oom_kills: 0,
         pids_refused: 0,
+        allowed_hosts: session.egress.entries(),
     }
 }
 
@@ -134,11 +136,13 @@ mod tests {
             }),
             ttl_s: 60,
             idle_timeout_s: -1,
+            allowed_hosts: vec!["example.com".into()],
             ..Default::default()
         };
         let spec = spec(asked.clone()).unwrap();
         assert_eq!(spec.id.unwrap().as_str(), "mine");
         assert_eq!(spec.runtime, Some(RuntimeKind::Native));
+        assert_eq!(spec.egress.unwrap().entries(), ["example.com"]);
         assert_eq!((spec.limits.pids, spec.limits.cpu_millis), (64, 1000));
         assert_eq!(
             spec.lifetime,
@@ -149,12 +153,13 @@ mod tests {
         );
 
         type Break = fn(&mut v1::CreateSessionRequest);
-        let broken: [Break; 7] = [
+        let broken: [Break; 8] = [
             |r| r.session_id = "../x".into(),
             |r| r.tenant = "A".into(),
             |r| r.runtime = "docker".into(),
             |r| r.template = "oci:nothing".into(),
             |r| r.ttl_s = -7,
+            |r| r.allowed_hosts.push("none".into()),
             |r| r.env.extend([("A=B".to_owned(), String::new())]),
             |r| {
                 r.limits = Some(v1::Limits {

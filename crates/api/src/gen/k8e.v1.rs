@@ -27,7 +27,7 @@ pub struct Status {
     pub sessions_active: u32,
     #[prost(uint32, tag = "6")]
     pub sessions_max: u32,
-    /// What sandboxes can reach, in words.
+    /// What a sandbox can reach whose session does not say, in words.
     #[prost(string, tag = "7")]
     pub network: ::prost::alloc::string::String,
     #[prost(int64, tag = "8")]
@@ -73,6 +73,10 @@ pub struct CreateSessionRequest {
     pub ttl_s: i64,
     #[prost(int64, tag = "9")]
     pub idle_timeout_s: i64,
+    /// What it may reach: host, \*.host, host:port, 192.0.2.0/24:port, @preset; or one word alone,
+    /// none or all. No port is 80 and 443. Empty is the server's default.
+    #[prost(string, repeated, tag = "10")]
+    pub allowed_hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Session {
@@ -116,6 +120,9 @@ pub struct Session {
     pub oom_kills: u64,
     #[prost(uint64, tag = "17")]
     pub pids_refused: u64,
+    /// As a request has them, presets replaced by their hosts; never empty.
+    #[prost(string, repeated, tag = "18")]
+    pub allowed_hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetSessionRequest {
@@ -142,6 +149,59 @@ pub struct DestroySessionRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DestroySessionResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateAllowedHostsRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    /// As in CreateSessionRequest, but empty is none.
+    #[prost(string, repeated, tag = "2")]
+    pub hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateAllowedHostsResponse {
+    /// What it may reach now, as in Session.
+    #[prost(string, repeated, tag = "1")]
+    pub hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchEgressRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    /// Go on until the session ends.
+    #[prost(bool, tag = "2")]
+    pub follow: bool,
+    #[prost(bool, tag = "3")]
+    pub denied_only: bool,
+}
+/// One attempt to reach somebody, or several that were alike.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EgressFlow {
+    /// Of several, the last.
+    #[prost(int64, tag = "1")]
+    pub at_unix_ms: i64,
+    #[prost(enumeration = "EgressVerdict", tag = "2")]
+    pub verdict: i32,
+    #[prost(enumeration = "EgressProtocol", tag = "3")]
+    pub protocol: i32,
+    /// What the sandbox asked for: any text, or none.
+    #[prost(string, tag = "4")]
+    pub name: ::prost::alloc::string::String,
+    /// Empty when there was none yet.
+    #[prost(string, tag = "5")]
+    pub address: ::prost::alloc::string::String,
+    /// 0 when there was none.
+    #[prost(uint32, tag = "6")]
+    pub port: u32,
+    /// The rule that allowed it, or the entry that denied it, if one did.
+    #[prost(string, tag = "7")]
+    pub rule: ::prost::alloc::string::String,
+    /// Why it was denied, as a word: not_allowed, deny_list, no_name, …
+    #[prost(string, tag = "8")]
+    pub reason: ::prost::alloc::string::String,
+    /// How many attempts this stands for.
+    #[prost(uint64, tag = "9")]
+    pub count: u64,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RunRequest {
     #[prost(oneof = "run_request::Message", tags = "1, 2, 3, 4")]
@@ -532,6 +592,67 @@ pub struct Pool {
     #[prost(uint64, tag = "13")]
     pub unfit: u64,
 }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum EgressVerdict {
+    Unspecified = 0,
+    Allowed = 1,
+    Denied = 2,
+}
+impl EgressVerdict {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "EGRESS_VERDICT_UNSPECIFIED",
+            Self::Allowed => "EGRESS_VERDICT_ALLOWED",
+            Self::Denied => "EGRESS_VERDICT_DENIED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "EGRESS_VERDICT_UNSPECIFIED" => Some(Self::Unspecified),
+            "EGRESS_VERDICT_ALLOWED" => Some(Self::Allowed),
+            "EGRESS_VERDICT_DENIED" => Some(Self::Denied),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum EgressProtocol {
+    Unspecified = 0,
+    Dns = 1,
+    Tcp = 2,
+    Udp = 3,
+}
+impl EgressProtocol {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "EGRESS_PROTOCOL_UNSPECIFIED",
+            Self::Dns => "EGRESS_PROTOCOL_DNS",
+            Self::Tcp => "EGRESS_PROTOCOL_TCP",
+            Self::Udp => "EGRESS_PROTOCOL_UDP",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "EGRESS_PROTOCOL_UNSPECIFIED" => Some(Self::Unspecified),
+            "EGRESS_PROTOCOL_DNS" => Some(Self::Dns),
+            "EGRESS_PROTOCOL_TCP" => Some(Self::Tcp),
+            "EGRESS_PROTOCOL_UDP" => Some(Self::Udp),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 pub mod sandboxes_client {
     #![allow(
@@ -734,6 +855,57 @@ pub mod sandboxes_client {
             req.extensions_mut()
                 .insert(GrpcMethod::new("k8e.v1.Sandboxes", "DestroySession"));
             self.inner.unary(req, path, codec).await
+        }
+        /// Replaces all that a session may reach. Open connections that are no longer allowed are cut.
+        pub async fn update_allowed_hosts(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UpdateAllowedHostsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateAllowedHostsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/UpdateAllowedHosts",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "UpdateAllowedHosts"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What a session tried to reach and what became of it: what is kept, the oldest first, and with
+        /// `follow` what comes, until the session ends.
+        pub async fn watch_egress(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchEgressRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::EgressFlow>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/WatchEgress",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "WatchEgress"));
+            self.inner.server_streaming(req, path, codec).await
         }
         /// Run a command or code. The first message says what, later ones carry standard input.
         /// With no session named, the tenant's session is used again, or made.
@@ -1052,6 +1224,29 @@ pub mod sandboxes_server {
             request: tonic::Request<super::DestroySessionRequest>,
         ) -> std::result::Result<
             tonic::Response<super::DestroySessionResponse>,
+            tonic::Status,
+        >;
+        /// Replaces all that a session may reach. Open connections that are no longer allowed are cut.
+        async fn update_allowed_hosts(
+            &self,
+            request: tonic::Request<super::UpdateAllowedHostsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UpdateAllowedHostsResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the WatchEgress method.
+        type WatchEgressStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::EgressFlow, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// What a session tried to reach and what became of it: what is kept, the oldest first, and with
+        /// `follow` what comes, until the session ends.
+        async fn watch_egress(
+            &self,
+            request: tonic::Request<super::WatchEgressRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::WatchEgressStream>,
             tonic::Status,
         >;
         /// Server streaming response type for the Run method.
@@ -1441,6 +1636,98 @@ pub mod sandboxes_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/UpdateAllowedHosts" => {
+                    #[allow(non_camel_case_types)]
+                    struct UpdateAllowedHostsSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::UpdateAllowedHostsRequest>
+                    for UpdateAllowedHostsSvc<T> {
+                        type Response = super::UpdateAllowedHostsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UpdateAllowedHostsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::update_allowed_hosts(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UpdateAllowedHostsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/WatchEgress" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchEgressSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::ServerStreamingService<super::WatchEgressRequest>
+                    for WatchEgressSvc<T> {
+                        type Response = super::EgressFlow;
+                        type ResponseStream = T::WatchEgressStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchEgressRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::watch_egress(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchEgressSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

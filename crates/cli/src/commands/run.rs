@@ -1,5 +1,6 @@
 //! `k8e sandbox run`: code or a shell command, in the tenant's session or a given one.
 
+use super::hosts;
 use super::spec::SpecArgs;
 use super::stream::{CommandArgs, Request, drive};
 use crate::failure::Failure;
@@ -20,7 +21,7 @@ from one run to the next. The exit code is the command's own, also in JSON.";
 
 /// Arguments of `k8e sandbox run`.
 #[derive(Args, Debug)]
-#[command(after_long_help = "\
+#[command(after_long_help = concat!("\
 Examples:
   k8e sandbox run 'echo hello'
   k8e sandbox run 'print(6 * 7)' --lang python
@@ -28,10 +29,13 @@ Examples:
   k8e sandbox run 'sort | uniq -c' --stdin --raw < words.txt
   k8e sandbox run 'make test' --raw --timeout 10m --memory 2GiB --fresh
   k8e sandbox run 'ls' --tenant my-project
+  k8e sandbox run 'pip install requests' --fresh --allowed-hosts @python
 
 Output:
   {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"status\":\"completed\",…}
-  status is completed, timed_out or oom_killed; limits_hit names the limits that were reached.")]
+  status is completed, timed_out or oom_killed; limits_hit names the limits that were reached.
+
+", hosts::help!()))]
 pub struct RunArgs {
     /// The code; without it, or as `-`, it is read from standard input
     code: Option<OsString>,
@@ -74,6 +78,15 @@ impl RunArgs {
                 "invalid",
             ));
         }
+        if !session_id.is_empty() && !self.spec.allowed_hosts.is_empty() {
+            return Err(Failure::request(
+                format!(
+                    "--allowed-hosts is for a new session: change that of {session_id} with `k8e sandbox allow-hosts`"
+                ),
+                "invalid",
+            ));
+        }
+        let create = self.spec.request()?;
         let code = match self.code {
             Some(code) if code != "-" => code.into_encoded_bytes(),
             _ => read_code(self.command.stdin()).await?,
@@ -92,7 +105,7 @@ impl RunArgs {
         request.language = Some(language);
         request.start.session_id = session_id;
         request.start.fresh = self.fresh;
-        request.start.create = Some(self.spec.request());
+        request.start.create = Some(create);
         let code = v1::Code {
             language: language.to_owned(),
             code: code.into(),
@@ -129,4 +142,33 @@ async fn read_code(stdin_is_the_commands: bool) -> Result<Vec<u8>, Failure> {
             .map_err(|e| Failure::io("read the code from standard input", &e))?;
     }
     Ok(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    async fn request(session_id: &str, hosts: &[&str]) -> Result<Request, Failure> {
+        let line = ["run", "true", "--session-id", session_id].into_iter();
+        let hosts = hosts.iter().flat_map(|host| ["--allowed-hosts", *host]);
+        let line = Line::try_parse_from(line.chain(hosts)).unwrap();
+        line.args.request().await
+    }
+
+    #[tokio::test]
+    async fn hosts_are_for_a_new_session() {
+        let asked = request("", &["@python,a.example", "b.example"]).await;
+        let hosts = asked.unwrap().start.create.unwrap().allowed_hosts;
+        assert_eq!(hosts, ["@python", "a.example", "b.example"]);
+        assert!(request("s", &[]).await.is_ok());
+        assert_eq!(request("s", &["none"]).await.unwrap_err().exit(), 1);
+        assert_eq!(request("", &["a b"]).await.unwrap_err().exit(), 1);
+    }
 }

@@ -1,5 +1,7 @@
 //! What a new session shall be like: the flags that `run` and `create` share.
 
+use super::hosts;
+use crate::failure::Failure;
 use crate::units::{self, Span};
 use clap::Args;
 use k8e_api::v1;
@@ -36,6 +38,11 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     disk: Option<u64>,
 
+    /// What it may reach: hosts, *.hosts, host:port, networks, @python and other presets; or none,
+    /// or all [default: the server's]
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    pub(crate) allowed_hosts: Vec<String>,
+
     /// How long it lives, as 2h, or never
     #[arg(long, value_name = "TIME", value_parser = units::span)]
     ttl: Option<Span>,
@@ -53,8 +60,11 @@ pub(crate) struct SpecArgs {
 
 impl SpecArgs {
     /// As a request; what was not said is left to the server.
-    pub(crate) fn request(self) -> v1::CreateSessionRequest {
-        v1::CreateSessionRequest {
+    pub(crate) fn request(self) -> Result<v1::CreateSessionRequest, Failure> {
+        if !self.allowed_hosts.is_empty() {
+            hosts::check(&self.allowed_hosts)?;
+        }
+        Ok(v1::CreateSessionRequest {
             session_id: String::new(),
             tenant: self.tenant.unwrap_or_default(),
             runtime: self.runtime.unwrap_or_default(),
@@ -69,6 +79,7 @@ impl SpecArgs {
             }),
             ttl_s: self.ttl.map_or(0, Span::wire_seconds),
             idle_timeout_s: self.idle_timeout.map_or(0, Span::wire_seconds),
-        }
+            allowed_hosts: self.allowed_hosts,
+        })
     }
 }

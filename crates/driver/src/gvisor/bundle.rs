@@ -25,7 +25,10 @@ pub(super) fn config(limits: &Limits, uid_base: u32, task: Task) -> String {
     };
     let map = json!([{ "containerID": 0, "hostID": uid_base, "size": RANGE }]);
     let kept = caps::kept_names();
-    let namespaces = ["pid", "network", "ipc", "uts", "mount", "user"];
+    let own = ["pid", "ipc", "uts", "mount", "user"].map(|kind| json!({ "type": kind }));
+    // The one that it is started in, which has its card.
+    let network = json!({ "type": "network", "path": "/proc/self/ns/net" });
+    let namespaces: Vec<_> = own.into_iter().chain([network]).collect();
     let limit = |kind: &str, value: u64| json!({ "type": kind, "soft": value, "hard": value });
     let config = json!({
         "ociVersion": "1.0.2",
@@ -60,7 +63,7 @@ pub(super) fn config(limits: &Limits, uid_base: u32, task: Task) -> String {
             },
         ],
         "linux": {
-            "namespaces": namespaces.map(|kind| json!({ "type": kind })),
+            "namespaces": namespaces,
             "uidMappings": map,
             "gidMappings": map,
         },

@@ -12,8 +12,11 @@ use crate::local::launcher::Told;
 use crate::local::launcher::pidfd_of;
 use crate::local::rootfs::{Rootfs, attach, clone_mount, make_dir};
 use crate::local::sys;
+use k8e_egress::{EgressError, wire};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
+use rustix::mount::MountFlags;
+use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{self, Read as _};
@@ -24,6 +27,9 @@ use std::time::Duration;
 
 /// Where the stage is while runsc runs.
 const STAGE: &str = "/run";
+
+/// What runsc looks at to find out whether it runs in the host's network namespace.
+const NOT_THE_HOST: &str = "/proc/sys/net/core";
 
 /// runsc takes a fifth of a second; on a machine under load some.
 const RUNSC_WAIT: Duration = Duration::from_secs(30);
@@ -58,6 +64,8 @@ pub(crate) struct Setup {
     pub(crate) runsc: PathBuf,
     /// How the kernel inside gets hold of system calls.
     pub(crate) platform: String,
+    /// Whether there will be a gate.
+    pub(crate) network: bool,
     /// What for.
     pub(crate) task: Task,
 }
@@ -74,6 +82,9 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Told, DriverE
     setup.rootfs.mount(userns)?;
     setup.complete_rootfs()?;
     setup.move_stage()?;
+    if setup.network {
+        network()?;
+    }
     sys::leave_session_keyring().map_err(DriverError::step("leave", "the session keyring"))?;
     sys::close_on_exec_from(3).map_err(DriverError::step("close", "descriptors"))?;
     let step = || DriverError::step::<io::Error>("run", setup.runsc.display().to_string());
@@ -85,6 +96,9 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Told, DriverE
     match setup.task {
         Task::SelfTest => Ok(Told::Works),
         Task::Serve => {
+            if setup.network {
+                wire::connect_card().map_err(wiring)?;
+            }
             let pid = fs::read_to_string("pid").map_err(step())?;
             let pid = pid
                 .trim()
@@ -139,8 +153,11 @@ impl Setup {
         command
             .args(["--root=/run/state", "--log=/run/log"])
             .arg(format!("--platform={}", self.platform))
-            // Loopback only.
-            .arg("--network=none")
+            // A stack of its own, on the card that it finds in its namespace; else loopback only.
+            .arg(match self.network {
+                true => "--network=sandbox",
+                false => "--network=none",
+            })
             // The group around it is ours.
             .arg("--ignore-cgroups")
             // So is the writable layer, which has a size.
@@ -159,6 +176,20 @@ impl Setup {
             .stderr(Stdio::null());
         command
     }
+}
+
+/// A namespace with a card for the kernel that is to run in it.
+fn network() -> Result<(), DriverError> {
+    sys::unshare(UnshareFlags::NEWNET).map_err(DriverError::step("make", "a network namespace"))?;
+    // runsc takes a namespace in which it sees this directory's files for the host's, which newer
+    // kernels show in every one. It looks in this mount namespace.
+    rustix::mount::mount("none", NOT_THE_HOST, "tmpfs", MountFlags::RDONLY, None)
+        .map_err(DriverError::step("hide", NOT_THE_HOST))?;
+    wire::card().map_err(wiring)
+}
+
+fn wiring(error: EgressError) -> DriverError {
+    DriverError::step("wire", "the network")(io::Error::other(error))
 }
 
 /// Waits for the end of `child`, and ends it when that takes too long.

@@ -35,6 +35,8 @@ pub const LAUNCHER_ARG: &str = "__launcher";
 pub(crate) struct Ready {
     /// Whether the host's layers can show root inside as their owner.
     pub(crate) idmap: bool,
+    /// Why sandboxes can have no network, if so.
+    pub(crate) no_network: Option<String>,
 }
 
 /// What the launcher is asked to make.

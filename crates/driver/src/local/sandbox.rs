@@ -85,6 +85,22 @@ impl Sandbox for LocalSandbox {
         &self.guest
     }
 
+    fn network(&self) -> Result<Option<OwnedFd>, DriverError> {
+        if !self.sandboxes.machine.has_network() {
+            return Ok(None);
+        }
+        let open = || -> io::Result<OwnedFd> {
+            let namespace = std::fs::File::open(format!("/proc/{}/ns/net", self.pid()?))?;
+            match self.is_over() {
+                // The pid may have been somebody else's by then.
+                true => Err(io::ErrorKind::NotFound.into()),
+                false => Ok(namespace.into()),
+            }
+        };
+        let step = DriverError::step("open", format!("the network of {}", self.id));
+        open().map(Some).map_err(step)
+    }
+
     fn limit_events(&self) -> LimitEvents {
         self.cgroup.limit_events()
     }

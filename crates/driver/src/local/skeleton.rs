@@ -5,6 +5,7 @@
 //! start (users, the linker's cache, alternatives, certificates, time zone). No secrets, no keys.
 
 use crate::DriverError;
+use k8e_egress::wire;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, Permissions};
 use std::io;
@@ -79,7 +80,7 @@ const DIRECTORIES: [(&str, u32); 19] = [
 ];
 
 /// No passwords, and no shadow file that programs would look for them in.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 6] = [
     (
         "etc/passwd",
         "root:*:0:0:root:/root:/bin/bash\ndaemon:*:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n\
@@ -93,10 +94,6 @@ const FILES: [(&str, &str); 7] = [
     (
         "etc/hosts",
         "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
-    ),
-    (
-        "etc/resolv.conf",
-        "# no resolver: this sandbox has loopback only\n",
     ),
     (
         "etc/nsswitch.conf",
@@ -170,7 +167,13 @@ fn build_io(dir: &Path) -> io::Result<()> {
     for pattern in ETC {
         copy_matching(Path::new("/etc"), pattern, &dir.join("etc"), &mut left)?;
     }
-    for (name, text) in FILES {
+    // Answers are quick or will not come; the gate does the waiting.
+    let resolver = format!(
+        "nameserver {}\noptions timeout:10 attempts:1\n",
+        wire::GATEWAY
+    );
+    let resolver = ("etc/resolv.conf", resolver.as_str());
+    for (name, text) in FILES.into_iter().chain([resolver]) {
         fs::write(dir.join(name), text)?;
         fs::set_permissions(dir.join(name), Permissions::from_mode(0o644))?;
     }

@@ -249,27 +249,6 @@ pub(crate) fn attach_loop(backing: BorrowedFd<'_>) -> io::Result<(OwnedFd, CStri
     Err(io::Error::from_raw_os_error(libc::EBUSY))
 }
 
-/// Brings the loopback interface of this network namespace up.
-pub(crate) fn loopback_up() -> io::Result<()> {
-    let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
-    // SAFETY: ifreq is plain data for which all zeroes is valid.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(b"lo\0") {
-        *to = c_char::try_from(*from).expect("ascii");
-    }
-    request.ifr_ifru.ifru_flags =
-        libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).expect("flags fit");
-    // SAFETY: the kernel reads an ifreq, which lives until the call returns.
-    let done = unsafe {
-        libc::ioctl(
-            socket.as_raw_fd(),
-            libc::SIOCSIFFLAGS as _,
-            &raw mut request,
-        )
-    };
-    check(c_long::from(done)).map(drop)
-}
-
 #[repr(C)]
 struct LoopConfig {
     fd: u32,

@@ -1,6 +1,6 @@
 //! What a new sandbox's first process does before it becomes the guest.
 //!
-//! Flow: join the control groups · build the file system and enter it · bring up loopback ·
+//! Flow: join the control groups · build the file system and enter it · wire the network ·
 //! leave the server's keyring · enter the user namespace · give up capabilities · Landlock ·
 //! seccomp · exec the guest.
 //!
@@ -14,6 +14,7 @@ use crate::DriverError;
 use crate::local::cgroup::Join;
 use crate::local::rootfs::Rootfs;
 use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps, sys};
+use k8e_egress::wire;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ pub(crate) struct Setup {
     pub(crate) join: Join,
     /// Its file system.
     pub(crate) rootfs: Rootfs,
+    /// Whether there will be a gate.
+    pub(crate) network: bool,
 }
 
 /// The descriptors that come along.
@@ -61,7 +64,7 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     sys::unshare(UnshareFlags::NEWCGROUP)
         .map_err(DriverError::step("make", "a cgroup namespace"))?;
     enter::enter(&setup.rootfs, handles.userns.as_fd())?;
-    network()?;
+    network(setup.network)?;
     enter::mask_proc()?;
     rustix::system::sethostname(HOSTNAME.as_bytes())
         .map_err(DriverError::step("set", "the host name"))?;
@@ -76,9 +79,14 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
         .map_err(|error| DriverError::step("apply", "seccomp")(io::Error::other(error)))
 }
 
-/// Loopback, and ports below 1024 for everybody: root inside has no power over this namespace.
-fn network() -> Result<(), DriverError> {
-    sys::loopback_up().map_err(DriverError::step("bring up", "loopback"))?;
+/// Leads to the gate and nowhere else. Ports below 1024 are for everybody: root inside has no power
+/// over this namespace.
+fn network(gate: bool) -> Result<(), DriverError> {
+    let wired = match gate {
+        true => wire::shared_kernel(),
+        false => wire::nothing(),
+    };
+    wired.map_err(|error| DriverError::step("wire", "the network")(io::Error::other(error)))?;
     let path = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
     fs::write(path, "0").map_err(DriverError::step("write", path))
 }

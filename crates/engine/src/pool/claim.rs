@@ -4,6 +4,7 @@ use super::{Pool, Pools, State, Warm};
 use crate::error::chain;
 use futures::FutureExt as _;
 use k8e_driver::Sandbox;
+use k8e_egress::Gate;
 use k8e_model::{Limits, RuntimeKind, SandboxId, Template};
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -12,6 +13,7 @@ use tokio::time::Instant;
 pub(crate) struct Claimed {
     pub(crate) id: SandboxId,
     pub(crate) sandbox: Arc<dyn Sandbox>,
+    pub(crate) gate: Option<Arc<Gate>>,
     pub(crate) claim: Claim,
 }
 
@@ -61,6 +63,7 @@ impl Pool {
                     return Some(Claimed {
                         id: warm.id.clone(),
                         sandbox: Arc::clone(&warm.sandbox),
+                        gate: warm.gate.clone(),
                         claim,
                     });
                 }

@@ -3,9 +3,11 @@
 use super::machine::Machine;
 use super::{Pool, Pools, Warm};
 use crate::error::chain;
+use crate::gate;
 use crate::sessions::{Shared, greet, remove};
 use futures::StreamExt as _;
 use k8e_driver::{Sandbox, SandboxSpec};
+use k8e_egress::Gate;
 use k8e_model::{PoolState, SandboxId, Spare};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,10 +80,10 @@ async fn launch(pending: Pending, shared: Arc<Shared>) {
     let id = SandboxId::random();
     // Like everybody, in its turn.
     let turn = shared.launches.acquire().await;
-    let launched = pool.launch(&id).await;
+    let launched = pool.launch(&id, &shared).await;
     drop(turn);
     match launched {
-        Ok(sandbox) => {
+        Ok((sandbox, gate)) => {
             pool.metrics.launches.increment(1);
             let watcher = shared
                 .runtime
@@ -90,6 +92,7 @@ async fn launch(pending: Pending, shared: Arc<Shared>) {
             let warm = Warm {
                 id,
                 sandbox,
+                gate,
                 watcher,
             };
             if let Err(unwanted) = pool.put(warm) {
@@ -169,8 +172,12 @@ impl Pool {
         }
     }
 
-    /// A sandbox whose guest has answered.
-    async fn launch(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>, String> {
+    /// A sandbox whose guest has answered, with its gate.
+    async fn launch(
+        &self,
+        id: &SandboxId,
+        shared: &Shared,
+    ) -> Result<(Arc<dyn Sandbox>, Option<Arc<Gate>>), String> {
         let spec = SandboxSpec {
             id: id.clone(),
             template: self.template.clone(),
@@ -178,10 +185,15 @@ impl Pool {
         };
         let launched = self.driver.launch(&spec).await;
         let sandbox: Arc<dyn Sandbox> = launched.map_err(|e| chain(&e))?.into();
-        match greet(sandbox.as_ref()).await {
-            Ok(()) => {
+        let gates = shared.config.gates.as_ref();
+        let ready = async {
+            greet(sandbox.as_ref()).await?;
+            gate::attach(gates, sandbox.as_ref()).await
+        };
+        match ready.await {
+            Ok(gate) => {
                 sandbox.pause();
-                Ok(sandbox)
+                Ok((sandbox, gate))
             }
             Err(e) => {
                 discard(&sandbox).await;

@@ -109,6 +109,9 @@ impl Shared {
             labels: spec.labels,
             limits: spec.limits,
             lifetime: spec.lifetime,
+            egress: spec
+                .egress
+                .unwrap_or_else(|| self.config.egress_default.clone()),
             created_at: now,
             last_used: now,
         };
@@ -128,7 +131,7 @@ impl Shared {
         drop(index);
         let origin = match claimed {
             Some(claimed) => {
-                live.set_warm_sandbox(claimed.sandbox);
+                live.set_warm_sandbox(claimed.sandbox, claimed.gate);
                 Origin::Warm(claimed.claim)
             }
             None => Origin::Cold(driver),
@@ -299,6 +302,7 @@ async fn warm(shared: &Arc<Shared>, live: &Arc<Live>, claim: Claim) -> Result<()
         ..live.record.clone()
     };
     write_down(shared, &active).await?;
+    shared.apply_egress(live, &active.egress).await?;
     open(shared, live, Start::Warm)?;
     claim.served();
     Ok(())
@@ -322,6 +326,7 @@ async fn cold(
     live.set_sandbox(Arc::clone(&sandbox));
     greet(sandbox.as_ref()).await?;
     drop(turn);
+    shared.apply_egress(live, &record.egress).await?;
     shared
         .store
         .set_phase(&record.id, Phase::Active, "", now_ms())

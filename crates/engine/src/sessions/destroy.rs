@@ -62,6 +62,8 @@ impl Shared {
         };
         let id = &live.record.id;
         self.record_phase(id, Phase::Terminating, &reason).await;
+        // Sockets of ours hold its network.
+        live.set_gate(None);
         let failure = match live.sandbox() {
             Some(sandbox) => remove(sandbox).await.err().map(|e| chain(&e)),
             None => None,

@@ -7,7 +7,8 @@ use crate::PoolStatus;
 use crate::live::Live;
 use k8e_driver::Probe;
 use k8e_model::{
-    LimitEvents, Limits, Phase, Principal, RuntimeKind, Session, SessionId, TenantId, UnixMillis,
+    EgressPolicy, LimitEvents, Limits, Phase, Principal, RuntimeKind, Session, SessionId, TenantId,
+    UnixMillis,
 };
 use k8e_store::SessionQuery;
 use std::collections::HashSet;
@@ -21,7 +22,7 @@ pub struct SessionView {
     pub expires_at: Option<UnixMillis>,
     /// How often its limits were hit.
     pub limit_events: LimitEvents,
-    /// What it can reach, as a sentence.
+    /// What it can reach, in words; the rules are in its record.
     pub network: String,
 }
 
@@ -49,7 +50,7 @@ pub struct ServerStatus {
     pub active: usize,
     /// How many may be.
     pub max: usize,
-    /// What sandboxes can reach, as a sentence.
+    /// What a sandbox can reach whose session does not say, in words.
     pub network: String,
     /// When this server started.
     pub started_at: UnixMillis,
@@ -90,7 +91,7 @@ impl Sessions {
             limits: shared.config.limits,
             active: shared.index().sessions.len(),
             max: shared.config.sessions_max,
-            network: shared.config.network.clone(),
+            network: shared.config.egress_default.in_words(),
             started_at: shared.started_at,
         }
     }
@@ -166,7 +167,7 @@ impl Sessions {
                 .lifetime
                 .ends_at_ms(session.created_at, session.last_used),
             limit_events: live.limit_events(),
-            network: self.shared.config.network.clone(),
+            network: session.egress.in_words(),
             session,
         }
     }
@@ -176,7 +177,7 @@ impl Sessions {
         SessionView {
             expires_at: None,
             limit_events: LimitEvents::default(),
-            network: self.shared.config.network.clone(),
+            network: EgressPolicy::None.in_words(),
             session: Session {
                 phase: Phase::Ended,
                 ..record

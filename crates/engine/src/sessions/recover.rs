@@ -71,10 +71,19 @@ impl Shared {
             Ok(sandbox) => {
                 let live = Arc::new(Live::new(record));
                 live.set_sandbox(sandbox);
+                let applied = self.apply_egress(&live, &live.record.egress).await;
                 self.index().sessions.insert(id, Arc::clone(&live));
                 self.recorder.event(&live.record, "recovered", json!({}));
                 metrics::recovered(live.record.runtime);
                 self.publish(&live);
+                if let Err(error) = applied {
+                    let reason = format!(
+                        "what it may reach could not be enforced when the server came back: {}",
+                        chain(&error)
+                    );
+                    self.end(&live, "ended", &reason);
+                    return Ok(None);
+                }
                 Ok(Some(live))
             }
             Err(reason) => {

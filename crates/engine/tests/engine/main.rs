@@ -5,6 +5,7 @@
     reason = "a test that is surprised panics"
 )]
 
+mod egress;
 mod expiry;
 mod files;
 mod history;

@@ -4,5 +4,6 @@
 mod admin;
 mod bounds;
 mod doors;
+mod egress;
 mod runs;
 mod server;

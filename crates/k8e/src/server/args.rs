@@ -1,5 +1,6 @@
 //! The flags of `k8e server`, and what they come to.
 
+use super::egress::{Egress, EgressArgs};
 use super::error::Error;
 use super::process;
 use clap::Args;
@@ -37,7 +38,8 @@ connect there, and nothing of a client's. Sandboxes outlive the server: after a 
 Examples:
   k8e server
   k8e server --listen 0.0.0.0:50051 --default-memory 1GiB --max-sessions 200
-  k8e server --data-dir /srv/k8e --listen none")]
+  k8e server --data-dir /srv/k8e --listen none
+  k8e server --allowed-hosts @python,@github --denied-hosts '*.internal.example'")]
 pub(crate) struct ServerArgs {
     /// The socket [default: k8e.sock in the data directory]
     #[arg(long, value_name = "PATH")]
@@ -130,6 +132,9 @@ pub(crate) struct ServerArgs {
     /// Leave the terminal of whoever started us
     #[arg(long, hide = true)]
     pub(super) detached: bool,
+
+    #[command(flatten)]
+    egress: EgressArgs,
 }
 
 /// What the parts are built from.
@@ -140,6 +145,7 @@ pub(super) struct Config {
     pub(super) metrics_listen: Option<SocketAddr>,
     pub(super) engine: k8e_engine::Config,
     pub(super) gateway: k8e_gateway::Config,
+    pub(super) egress: Egress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,6 +171,7 @@ impl ServerArgs {
         let pool = PoolSize::new(count(pool_min), count(self.pool_max)).map_err(Error::Pool)?;
         let ttl = self.default_ttl.into_option();
         let idle = self.default_idle_timeout.into_option();
+        let egress = self.egress.config()?;
         let tcp = match self.listen {
             None => Some(Tcp {
                 address: LISTEN_DEFAULT,
@@ -191,6 +198,7 @@ impl ServerArgs {
                     self.max_sessions_per_owner.unwrap_or(self.max_sessions),
                 ),
                 run_timeout: self.run_timeout,
+                egress_default: egress.allowed.clone(),
                 ..Default::default()
             },
             gateway: k8e_gateway::Config {
@@ -202,6 +210,7 @@ impl ServerArgs {
                 tls_dir: globals.data_dir.join("tls"),
                 admin: None,
             },
+            egress,
         })
     }
 }

@@ -18,6 +18,10 @@ pub(crate) enum Error {
     Limits(#[source] k8e_model::Error),
     #[error(transparent)]
     Pool(k8e_model::Error),
+    #[error("--allowed-hosts cannot work")]
+    AllowedHosts(#[source] k8e_model::Error),
+    #[error("--denied-hosts cannot work")]
+    DeniedHosts(#[source] k8e_model::Error),
     #[error("cannot {operation} the data directory {}: choose one that root can write, with --data-dir", path.display())]
     DataDir {
         operation: &'static str,
@@ -29,6 +33,8 @@ pub(crate) enum Error {
     Taken { pid: Option<u32>, path: PathBuf },
     #[error("cannot prepare this machine for sandboxes")]
     Driver(#[source] k8e_driver::DriverError),
+    #[error("cannot prepare the network of sandboxes")]
+    Egress(#[source] k8e_egress::EgressError),
     #[error("--default-runtime {kind} does not work on this machine: {reason}")]
     DefaultRuntime {
         kind: k8e_model::RuntimeKind,

@@ -92,7 +92,9 @@ fn start() -> Result<(Filters, Ready), DriverError> {
         && skeleton::layers()
             .iter()
             .all(|layer| rootfs::can_idmap(userns.as_fd(), &layer.host));
-    Ok((filters, Ready { idmap }))
+    let no_network = k8e_egress::wire::check().err();
+    let no_network = no_network.map(|error| error.to_string());
+    Ok((filters, Ready { idmap, no_network }))
 }
 
 fn obey(

@@ -1,0 +1,113 @@
+//! The gates of all sandboxes, and one of them.
+
+use crate::dns::{self, Resolver};
+use crate::journal::FlowStream;
+use crate::netns::Worker;
+use crate::ward::{Limits, Policy, Ward};
+use crate::{EgressError, metrics, tcp, udp};
+use k8e_model::UnixMillis;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::task::JoinSet;
+
+/// What an operator decides for all sandboxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Who is asked for names, in this order.
+    pub upstreams: Vec<SocketAddr>,
+    /// Connections of one sandbox at the same time.
+    pub connections_max: usize,
+    /// Bytes a second of one sandbox, both directions together.
+    pub bandwidth: Option<u64>,
+}
+
+/// Makes gates.
+pub struct Egress {
+    worker: Worker,
+    resolver: Arc<Resolver>,
+    limits: Limits,
+}
+
+/// The only way out of one sandbox. Dropping it closes it, with every connection.
+pub struct Gate {
+    ward: Arc<Ward>,
+    _tasks: JoinSet<()>,
+}
+
+// === impl Egress ===
+
+impl std::fmt::Debug for Egress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Egress").finish_non_exhaustive()
+    }
+}
+
+impl Egress {
+    /// Ready to make gates.
+    ///
+    /// # Errors
+    ///
+    /// When a thread cannot be started.
+    pub fn start(config: Config) -> Result<Self, EgressError> {
+        metrics::describe();
+        let worker = Worker::start().map_err(EgressError::step("start a thread"))?;
+        Ok(Self {
+            worker,
+            resolver: Arc::new(Resolver::new(config.upstreams)),
+            limits: Limits {
+                connections: config.connections_max,
+                bandwidth: config.bandwidth,
+            },
+        })
+    }
+
+    /// Listens in the namespace of a sandbox that was wired for it ([`crate::wire`]). Nothing
+    /// passes until the gate is told a policy.
+    ///
+    /// # Errors
+    ///
+    /// When the sockets cannot be made, or somebody inside has taken their places.
+    pub async fn attach(&self, namespace: OwnedFd) -> Result<Gate, EgressError> {
+        let sockets = self.worker.sockets(namespace).await?;
+        let ward = Arc::new(Ward::new(Arc::clone(&self.resolver), self.limits));
+        let step = || EgressError::step("watch the sandbox's network");
+        let dns_udp = UdpSocket::from_std(sockets.dns_udp).map_err(step())?;
+        let dns_tcp = TcpListener::from_std(sockets.dns_tcp).map_err(step())?;
+        let tcp = TcpListener::from_std(sockets.tcp).map_err(step())?;
+        let udp = UdpSocket::from_std(sockets.udp).map_err(step())?;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(dns::serve_udp(Arc::clone(&ward), dns_udp));
+        tasks.spawn(dns::serve_tcp(Arc::clone(&ward), dns_tcp));
+        tasks.spawn(tcp::serve(Arc::clone(&ward), tcp));
+        tasks.spawn(udp::serve(Arc::clone(&ward), udp));
+        Ok(Gate {
+            ward,
+            _tasks: tasks,
+        })
+    }
+}
+
+// === impl Gate ===
+
+impl Gate {
+    /// From now on this holds: for new connections, and for those that are open.
+    pub fn set_policy(&self, policy: Policy) {
+        self.ward.set_policy(policy);
+    }
+
+    /// What the sandbox tried so far and, when asked to follow, what it will.
+    #[must_use]
+    pub fn flows(&self, follow: bool) -> FlowStream {
+        self.ward.journal().read(follow)
+    }
+}
+
+pub(crate) fn now() -> UnixMillis {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    })
+}

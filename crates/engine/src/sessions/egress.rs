@@ -1,0 +1,137 @@
+//! What a session may reach: changing it while it runs, and seeing what it tried.
+
+use super::{Sessions, Shared};
+use crate::Error;
+use crate::gate;
+use crate::live::{Live, left_active};
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use k8e_egress::Policy;
+use k8e_model::{EgressPolicy, Flow, Principal, SessionId};
+use serde_json::json;
+use std::sync::Arc;
+
+/// What a session tried to reach, the oldest first.
+pub struct FlowStream(BoxStream<'static, Flow>);
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Replaces all that a session may reach, and returns what it may reach now.
+    ///
+    /// Flow: write down → make it true. A crash between the two makes it true at the next start.
+    /// Guarantees: changes of one session happen one after the other, and one that was begun is
+    /// finished, also when the returned future is dropped.
+    pub async fn set_allowed_hosts(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        policy: EgressPolicy,
+    ) -> Result<EgressPolicy, Error> {
+        let live = self.live(who, id).await?;
+        let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
+            return Err(Error::Stopping);
+        };
+        let shared = Arc::clone(&self.shared);
+        let change = self.shared.runtime.spawn(async move {
+            let _work = work;
+            shared.change_egress(&live, policy).await
+        });
+        change.await.unwrap_or(Err(Error::Stopping))
+    }
+
+    /// What a session tried to reach and what became of it: what is kept of that, and with
+    /// `follow` what comes, until the session ends or the server stops.
+    pub async fn watch_egress(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        follow: bool,
+    ) -> Result<FlowStream, Error> {
+        let Some(live) = self.shared.find(who, id) else {
+            self.recorded(who, id).await?;
+            return Ok(FlowStream(stream::empty().boxed()));
+        };
+        let flows = flows(&live, follow);
+        if !follow {
+            return Ok(FlowStream(flows));
+        }
+        let (shared, mut phases) = (Arc::clone(&self.shared), live.phases());
+        let over = async move {
+            tokio::select! {
+                () = left_active(&mut phases) => {}
+                () = shared.stopped() => {}
+            }
+        };
+        Ok(FlowStream(flows.take_until(Box::pin(over)).boxed()))
+    }
+}
+
+// === impl FlowStream ===
+
+impl FlowStream {
+    /// The next one; none at the end. Cancel safe.
+    pub async fn next(&mut self) -> Option<Flow> {
+        self.0.next().await
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    async fn change_egress(
+        &self,
+        live: &Live,
+        policy: EgressPolicy,
+    ) -> Result<EgressPolicy, Error> {
+        let _turn = live.egress_turn().await;
+        live.check_active()?;
+        if !self.store.set_egress(&live.record.id, &policy).await? {
+            return Err(live.gone());
+        }
+        live.set_egress(policy.clone());
+        self.apply_egress(live, &policy).await?;
+        let event = json!({ "allowed_hosts": policy.entries() });
+        self.recorder
+            .event(&live.record, "allowed_hosts_changed", event);
+        Ok(policy)
+    }
+
+    /// Makes a policy true for a sandbox: before its session can be used, and at each change.
+    pub(super) async fn apply_egress(
+        &self,
+        live: &Live,
+        policy: &EgressPolicy,
+    ) -> Result<(), Error> {
+        let gate = match (live.gate(), live.sandbox()) {
+            (Some(gate), _) => Some(gate),
+            (None, Some(sandbox)) => {
+                gate::attach(self.config.gates.as_ref(), sandbox.as_ref()).await?
+            }
+            (None, None) => None,
+        };
+        // Without a network a sandbox reaches nothing, which no policy forbids.
+        let Some(gate) = gate else {
+            return Ok(());
+        };
+        gate.set_policy(Policy {
+            allow: policy.clone(),
+            deny: self.config.denied.to(&live.record.tenant),
+        });
+        live.set_gate(Some(gate));
+        Ok(())
+    }
+}
+
+/// What is kept of a session's attempts, and what comes if that is wanted.
+fn flows(live: &Live, follow: bool) -> BoxStream<'static, Flow> {
+    let Some(gate) = live.gate() else {
+        // Without a network there are no attempts.
+        return match follow {
+            true => stream::pending().boxed(),
+            false => stream::empty().boxed(),
+        };
+    };
+    let next = async |mut flows: k8e_egress::FlowStream| Some((flows.next().await?, flows));
+    stream::unfold(gate.flows(follow), next).boxed()
+}

@@ -1,0 +1,240 @@
+//! The flags of `k8e server` about what sandboxes may reach, and what they come to.
+
+use super::error::Error;
+use clap::Args;
+use k8e_cli::units;
+use k8e_engine::Denied;
+use k8e_model::{DenyList, EgressPolicy, TenantId};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+/// Where DNS is answered when no port is said.
+const DNS_PORT: u16 = 53;
+
+/// Names whom this machine asks.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+
+/// Slower than this nothing arrives before it is given up: a typo is likelier than a wish.
+const BANDWIDTH_MIN: u64 = 1024;
+
+/// Flags about what sandboxes may reach.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Network")]
+pub(super) struct EgressArgs {
+    /// What a session may reach that does not say: hosts, *.hosts, host:port, networks, presets as
+    /// @python; or none, or all
+    #[arg(
+        long,
+        value_name = "HOSTS",
+        value_delimiter = ',',
+        default_value = "@default"
+    )]
+    allowed_hosts: Vec<String>,
+
+    /// What no session may reach, whatever it asks for; TENANT=HOST is for that tenant's only
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    denied_hosts: Vec<String>,
+
+    /// Who resolves names, as IP or IP:PORT; may be repeated [default: this machine's resolv.conf]
+    #[arg(long, value_name = "ADDRESS", value_parser = upstream)]
+    dns_upstream: Vec<SocketAddr>,
+
+    /// Connections that one session may have open at once
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    egress_connections_max: u16,
+
+    /// Bytes a second that one session may send and receive together, as 10MiB [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = bandwidth)]
+    egress_bandwidth: Option<u64>,
+}
+
+/// What an operator decides about what sandboxes may reach.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Egress {
+    /// Of a session that does not say.
+    pub(super) allowed: EgressPolicy,
+    /// To whom it is denied all the same.
+    pub(super) denied: Denied,
+    /// Who resolves names; none is whom this machine asks.
+    pub(super) upstreams: Vec<SocketAddr>,
+    /// Of one session, at once.
+    pub(super) connections_max: usize,
+    /// Of one session, both ways together; none is no limit.
+    pub(super) bytes_per_second: Option<u64>,
+}
+
+// === impl EgressArgs ===
+
+impl EgressArgs {
+    pub(super) fn config(self) -> Result<Egress, Error> {
+        let allowed = EgressPolicy::parse(&self.allowed_hosts).map_err(Error::AllowedHosts)?;
+        let mut everybody = Vec::new();
+        let mut tenants: BTreeMap<TenantId, Vec<&str>> = BTreeMap::new();
+        for entry in &self.denied_hosts {
+            match entry.split_once('=') {
+                Some((tenant, host)) => {
+                    let tenant = tenant.trim().parse().map_err(Error::DeniedHosts)?;
+                    tenants.entry(tenant).or_default().push(host);
+                }
+                None => everybody.push(entry.as_str()),
+            }
+        }
+        let list = |hosts: &[&str]| DenyList::parse(hosts).map_err(Error::DeniedHosts);
+        let tenants = tenants
+            .into_iter()
+            .map(|(tenant, hosts)| Ok((tenant, list(&hosts)?)));
+        Ok(Egress {
+            allowed,
+            denied: Denied {
+                everybody: list(&everybody)?,
+                tenants: tenants.collect::<Result<_, Error>>()?,
+            },
+            upstreams: self.dns_upstream,
+            connections_max: self.egress_connections_max.into(),
+            bytes_per_second: self.egress_bandwidth,
+        })
+    }
+}
+
+// === impl Egress ===
+
+impl Egress {
+    /// Ready to make gates; says so when there is nobody to ask for names.
+    pub(super) fn start(self) -> Result<k8e_egress::Egress, Error> {
+        let mut upstreams = self.upstreams;
+        if upstreams.is_empty() {
+            upstreams = resolv_conf(&std::fs::read_to_string(RESOLV_CONF).unwrap_or_default());
+        }
+        if upstreams.is_empty() {
+            tracing::warn!(
+                "{RESOLV_CONF} names no resolver: sandboxes will find no host; give --dns-upstream"
+            );
+        }
+        let config = k8e_egress::Config {
+            upstreams,
+            connections_max: self.connections_max,
+            bandwidth: self.bytes_per_second,
+        };
+        k8e_egress::Egress::start(config).map_err(Error::Egress)
+    }
+}
+
+/// Whom this machine asks. An address with a zone is of no use to anybody but it.
+fn resolv_conf(text: &str) -> Vec<SocketAddr> {
+    let address = |line: &str| {
+        let mut words = line.split_whitespace();
+        let named = words.next() == Some("nameserver");
+        let ip: IpAddr = words.next().filter(|_| named)?.parse().ok()?;
+        Some(SocketAddr::from((ip, DNS_PORT)))
+    };
+    text.lines().filter_map(address).collect()
+}
+
+fn upstream(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.parse::<IpAddr>().map(|ip| (ip, DNS_PORT).into());
+    let address: SocketAddr = bare.or_else(|_| text.parse()).map_err(|_| {
+        format!("{text:?} is not an address: write 192.0.2.53, 192.0.2.53:53 or [2001:db8::53]:53")
+    })?;
+    if address.port() == 0 || address.ip().is_unspecified() {
+        return Err(format!("{text:?} is nobody's address"));
+    }
+    Ok(address)
+}
+
+fn bandwidth(text: &str) -> Result<u64, String> {
+    match units::size(text)? {
+        bytes if bytes >= BANDWIDTH_MIN => Ok(bytes),
+        bytes => Err(format!(
+            "{bytes} bytes a second are too few to be of use: write {BANDWIDTH_MIN} or more, or leave it out for no limit"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: EgressArgs,
+    }
+
+    fn parsed(line: &str) -> Result<Line, clap::Error> {
+        Line::try_parse_from(["server"].into_iter().chain(line.split_whitespace()))
+    }
+
+    fn config(line: &str) -> Result<Egress, Error> {
+        parsed(line).unwrap().args.config()
+    }
+
+    #[test]
+    fn nothing_said_is_the_default_list() {
+        let egress = config("").unwrap();
+        let want = Egress {
+            allowed: EgressPolicy::parse(&["@default"]).unwrap(),
+            denied: Denied::default(),
+            upstreams: Vec::new(),
+            connections_max: 256,
+            bytes_per_second: None,
+        };
+        assert_eq!(egress, want);
+    }
+
+    #[test]
+    fn what_is_said_is_taken() {
+        let egress = config(
+            "--allowed-hosts a.example,*.b.example --allowed-hosts @npm \
+             --denied-hosts bad.example,team=10.0.0.0/8 --denied-hosts team=*.bad.example \
+             --dns-upstream 192.0.2.53 --dns-upstream [::1]:5353 \
+             --egress-connections-max 5 --egress-bandwidth 10MiB",
+        )
+        .unwrap();
+        let allowed = egress.allowed.entries();
+        assert_eq!(allowed[..2], ["a.example", "*.b.example"]);
+        assert!(allowed.len() > 2);
+        let other = "other".parse().unwrap();
+        assert_eq!(egress.denied.to(&other).entries(), ["bad.example"]);
+        let team = egress.denied.to(&"team".parse().unwrap()).entries();
+        assert_eq!(team, ["bad.example", "*.bad.example", "10.0.0.0/8"]);
+        let upstreams: Vec<String> = egress.upstreams.iter().map(ToString::to_string).collect();
+        assert_eq!(upstreams, ["192.0.2.53:53", "[::1]:5353"]);
+        assert_eq!(egress.connections_max, 5);
+        assert_eq!(egress.bytes_per_second, Some(10 << 20));
+    }
+
+    #[test]
+    fn whom_this_machine_asks_is_read() {
+        let read = resolv_conf(
+            "# comment\nsearch example\nnameserver 192.0.2.53\n nameserver 2001:db8::53 # \nnameserver fe80::1%eth0\nnameserver\n",
+        );
+        let read: Vec<String> = read.iter().map(ToString::to_string).collect();
+        assert_eq!(read, ["192.0.2.53:53", "[2001:db8::53]:53"]);
+        assert!(resolv_conf("nonsense").is_empty());
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bad in [
+            "--allowed-hosts none,a.example",
+            "--allowed-hosts @nobody",
+            "--denied-hosts all",
+            "--denied-hosts a.example:443",
+            "--denied-hosts Team=a.example",
+            "--denied-hosts team=",
+        ] {
+            assert!(config(bad).is_err(), "{bad}");
+        }
+        for bad in [
+            "--dns-upstream resolver.example",
+            "--dns-upstream 192.0.2.53:0",
+            "--dns-upstream 0.0.0.0",
+            "--egress-connections-max 0",
+            "--egress-bandwidth 0",
+            "--egress-bandwidth fast",
+        ] {
+            assert!(parsed(bad).is_err(), "{bad}");
+        }
+    }
+}
