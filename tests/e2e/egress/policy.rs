@@ -195,9 +195,9 @@ fn a_single_run_has_rules_as_well() {
             let tenant = ["--tenant", runtime];
             world.server.k8e(&[&flags[..], &tenant, &[code]].concat())
         };
-        let ran = run("curl -sS http://good.example/run");
+        let ran = run("curl -sSf http://good.example/run");
         assert!(ran.out().contains("/run"), "{}", ran.all());
-        let ran = run("curl -sS --max-time 10 http://bad.example/run");
+        let ran = run("curl -sSf --max-time 10 http://bad.example/run");
         assert_ne!(ran.code, 0, "{}", ran.all());
     }
 }
@@ -242,7 +242,7 @@ fn connections_are_counted() {
             "address = resolve('good.example')[0]; held = []; served = 0\n\
              for n in range(30):\n    \
              s = socket.socket(); s.settimeout(2); held.append(s)\n    \
-             try:\n        s.connect((address, 80)); s.sendall(get('good.example', '/counted')); served += bool(s.recv(1000))\n    \
+             try:\n        s.connect((address, 80)); s.sendall(get('good.example', '/counted')); served += b' 200 ' in s.recv(1000)\n    \
              except OSError: pass\n\
              print('served', served)\n\
              for s in held: s.close()",
@@ -319,4 +319,35 @@ fn what_was_let_through_is_told_as_well() {
         assert_eq!(flow["rule"], GOOD);
         assert!(flow["count"].as_u64() >= Some(1), "{flow}");
     });
+}
+
+#[test]
+fn verdicts_are_counted() {
+    let world = World::start(&["--metrics-listen", "127.0.0.1:9464"]);
+    let inside = world.session("native", &["--allowed-hosts", GOOD]);
+    inside.works();
+    inside.tries(&format!(
+        "resolve('secret-name.example'); reach('{CDN}', 443, hello('secret-name.example')); datagram('{ATTACKER}', 443)"
+    ));
+    inside.assert_denied(json!({ "protocol": "udp" }));
+    let args = ["-sSf", "http://127.0.0.1:9464/metrics"];
+    let output = inside.internet.on_host("curl", &args);
+    let metrics = String::from_utf8(output.stdout).unwrap();
+    let flows: Vec<&str> = metrics
+        .lines()
+        .filter(|line| line.starts_with("k8e_egress_flows_total{"))
+        .collect();
+    for labels in [
+        ["allowed", "dns", ""],
+        ["allowed", "tcp", ""],
+        ["denied", "dns", "not_allowed"],
+        ["denied", "tcp", "not_allowed"],
+        ["denied", "udp", "protocol"],
+    ] {
+        let labels = labels.map(|label| format!("\"{label}\""));
+        let is = |line: &&&str| labels.iter().all(|label| line.contains(label));
+        assert!(flows.iter().any(|line| is(&line)), "{labels:?}: {flows:#?}");
+    }
+    // What a sandbox chose is nobody's label.
+    assert!(!metrics.contains("secret-name") && !metrics.contains("good.example"));
 }

