@@ -7,6 +7,7 @@
 
 mod addresses;
 mod clients;
+mod load;
 mod many;
 mod names;
 mod packets;
