@@ -1,0 +1,331 @@
+//! Requests through a gate, written byte by byte, to a server that writes down what it reads.
+
+mod scripted;
+mod smuggling;
+mod switching;
+
+use super::LINGER_BYTES_MAX;
+use crate::tcp::testing::*;
+use crate::ward::Limits;
+use scripted::{Scripted, ask, read_head};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::{sleep, timeout};
+
+const HTTP: &str = "93.184.215.14:80";
+const ADDRESS: &str = "93.184.215.14";
+
+/// A gate that allows `a.example` and `b.example`, which have one address.
+async fn open(server: &Scripted) -> Stage {
+    let policy = policy(&["a.example", "b.example"], &[]);
+    let stage = Stage::open(policy, HTTP, server.address).await;
+    for host in ["a.example", "b.example", "evil.test"] {
+        stage.tell(host, ADDRESS);
+    }
+    stage
+}
+
+#[tokio::test]
+async fn a_request_and_its_answer() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let said = stage
+        .say(b"GET /text HTTP/1.1\r\nHost: A.example\r\nX-MiXed: One\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let want = "HTTP/1.1 200 Fine\r\nContent-Length: 5\r\nX-SeRver: s\r\nconnection: close\r\n\r\nhello";
+    assert_eq!(String::from_utf8(said).unwrap(), want);
+    let want = "GET /text HTTP/1.1\r\nHost: A.example\r\nX-MiXed: One\r\nConnection: close\r\n\r\n";
+    assert_eq!(server.heard(), [want]);
+    assert_eq!(stage.flow().await, "allowed a.example 93.184.215.14:80 a.example");
+}
+
+#[tokio::test]
+async fn many_requests_on_one_connection() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    for host in ["a.example", "a.example", "b.example", "b.example:80"] {
+        let answer = ask(&mut stream, &format!("GET /text HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(answer.ends_with("hello"), "{answer}");
+    }
+    assert_eq!((server.heard().len(), server.connections()), (4, 1));
+    let flows: Vec<_> = stage.flows(2).await.iter().map(text).collect();
+    assert_eq!(
+        flows,
+        [
+            "allowed a.example 93.184.215.14:80 a.example",
+            "allowed b.example 93.184.215.14:80 b.example"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn the_next_request_may_be_denied() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    ask(&mut stream, "GET /text HTTP/1.1\r\nHost: a.example\r\n\r\n").await;
+    let answer = ask(&mut stream, "GET /text HTTP/1.1\r\nHost: evil.test\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 403 Forbidden\r\n"), "{answer}");
+    let line = "k8e denied evil.test (93.184.215.14:80): \
+                allow it with `k8e sandbox allow-hosts --add evil.test`\n";
+    assert!(answer.ends_with(line), "{answer}");
+    assert!(read_all(&mut stream).await.unwrap().is_empty());
+    assert_eq!(server.heard().len(), 1);
+    let flows = stage.flows(2).await;
+    assert_eq!(text(&flows[1]), "not_allowed evil.test 93.184.215.14:80 -");
+}
+
+#[tokio::test]
+async fn what_is_refused_says_why() {
+    let server = Scripted::start().await;
+    for (request, line, flow) in [
+        (
+            "GET / HTTP/1.0\r\n\r\n",
+            "k8e denied 93.184.215.14:80: the connection shows no host name",
+            "no_name - 93.184.215.14:80 -",
+        ),
+        (
+            "GET / HTTP/1.1\r\nHost: 93.184.215.14\r\n\r\n",
+            "k8e denied 93.184.215.14:80: the connection shows no host name",
+            "no_name - 93.184.215.14:80 -",
+        ),
+        (
+            "CONNECT a.example:80 HTTP/1.1\r\nHost: a.example\r\n\r\n",
+            "k8e denied 93.184.215.14:80: what was sent is not valid for this port",
+            "malformed - 93.184.215.14:80 -",
+        ),
+        (
+            "GET / HTTP/1.1\r\nHost: c.b.example\r\n\r\n",
+            "k8e denied c.b.example (93.184.215.14:80): allow it with",
+            "not_allowed c.b.example 93.184.215.14:80 -",
+        ),
+    ] {
+        let stage = open(&server).await;
+        let answer = String::from_utf8(stage.say(request.as_bytes()).await.unwrap()).unwrap();
+        assert!(answer.contains(" 403 Forbidden\r\n"), "{answer}");
+        assert!(answer.contains(line), "{answer}");
+        assert_eq!(stage.flow().await, flow);
+    }
+    assert_eq!(server.connections(), 0);
+}
+
+#[tokio::test]
+async fn who_is_still_sending_sees_why_it_was_refused() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    let body = vec![b'x'; LINGER_BYTES_MAX / 2];
+    let head = format!("POST / HTTP/1.1\r\nHost: evil.test\r\nContent-Length: {}\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&body).await.unwrap();
+    sleep(Duration::from_millis(50)).await;
+    let answer = String::from_utf8(read_all(&mut stream).await.unwrap()).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+}
+
+#[tokio::test]
+async fn chunks_trailers_and_no_body_at_all() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    let chunked = "POST /echo HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\
+                   Trailer: X-Sum\r\n\r\n3;ext=1\r\nabc\r\n2\r\nde\r\n0\r\nX-Sum: 5\r\n\r\n";
+    let answer = ask(&mut stream, chunked).await;
+    assert!(answer.ends_with("abcde"), "{answer}");
+    assert!(server.heard()[0].to_lowercase().contains("0\r\nx-sum: 5\r\n"), "{:?}", server.heard());
+    let trailers = "GET /trailers HTTP/1.1\r\nHost: a.example\r\nConnection: TE\r\nTE: trailers\r\n\r\n";
+    stream.write_all(trailers.as_bytes()).await.unwrap();
+    let head = read_head(&mut stream).await;
+    assert!(head.to_lowercase().contains("transfer-encoding: chunked"), "{head}");
+    let want = "5\r\nhello\r\n0\r\nx-sum: 1\r\n\r\n";
+    let mut rest = vec![0; want.len()];
+    stream.read_exact(&mut rest).await.unwrap();
+    assert_eq!(String::from_utf8(rest).unwrap(), want);
+    stream.write_all(b"HEAD /head HTTP/1.1\r\nHost: a.example\r\n\r\n").await.unwrap();
+    let head = read_head(&mut stream).await;
+    assert!(head.contains("Content-Length: 5\r\n"), "{head}");
+    for status in ["204", "304"] {
+        let request = format!("GET /{status} HTTP/1.1\r\nHost: a.example\r\n\r\n");
+        let answer = ask(&mut stream, &request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+        assert!(answer.ends_with("\r\n\r\n"), "{answer}");
+    }
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_body_that_ends_with_the_connection() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let new = stage.say(b"GET /close HTTP/1.1\r\nHost: a.example\r\n\r\n").await.unwrap();
+    assert!(new.ends_with(b"5\r\nhello\r\n0\r\n\r\n"), "{}", String::from_utf8_lossy(&new));
+    let old = stage.say(b"GET /close HTTP/1.0\r\nHost: a.example\r\n\r\n").await.unwrap();
+    assert!(old.starts_with(b"HTTP/1.0 200"), "{}", String::from_utf8_lossy(&old));
+    assert!(old.ends_with(b"\r\n\r\nhello"), "{}", String::from_utf8_lossy(&old));
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_a_go_gets_it() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    let head = "POST /echo HTTP/1.1\r\nHost: a.example\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    assert_eq!(read_head(&mut stream).await, "HTTP/1.1 100 Continue\r\n\r\n");
+    let answer = ask(&mut stream, "body").await;
+    assert!(answer.ends_with("body"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_client_that_is_refused_gets_no_go() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    let head = "POST /echo HTTP/1.1\r\nHost: evil.test\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 403"));
+}
+
+#[tokio::test]
+async fn a_client_may_say_all_and_then_listen() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    stream.write_all(b"GET /slow HTTP/1.1\r\nHost: a.example\r\n\r\n").await.unwrap();
+    stream.shutdown().await.unwrap();
+    assert!(read_all(&mut stream).await.unwrap().ends_with(b"hello"));
+}
+
+#[tokio::test]
+async fn large_bodies_both_ways() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    let body: Vec<u8> = (0..20_u32 << 20).map(|n| (n ^ (n >> 11)).to_le_bytes()[0]).collect();
+    let head = format!("POST /stream HTTP/1.1\r\nHost: a.example\r\nContent-Length: {}\r\n\r\n", body.len());
+    let (mut read, mut write) = stream.split();
+    let sent = async {
+        write.write_all(head.as_bytes()).await.unwrap();
+        write.write_all(&body).await.unwrap();
+    };
+    let heard = async {
+        let head = read_head(&mut read).await;
+        assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+        let mut heard = vec![0; body.len()];
+        read.read_exact(&mut heard).await.unwrap();
+        heard
+    };
+    let ((), heard) = timeout(SOON, async { tokio::join!(sent, heard) }).await.unwrap();
+    assert!(heard == body);
+}
+
+#[tokio::test]
+async fn requests_may_come_before_answers() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    let request = "GET /text HTTP/1.1\r\nHost: a.example\r\n\r\n";
+    let last = "GET /text HTTP/1.1\r\nHost: b.example\r\nConnection: close\r\n\r\n";
+    stream.write_all(format!("{request}{request}{last}").as_bytes()).await.unwrap();
+    let answers = String::from_utf8(read_all(&mut stream).await.unwrap()).unwrap();
+    assert_eq!(answers.matches("hello").count(), 3, "{answers}");
+}
+
+#[tokio::test]
+async fn a_server_that_closes_is_no_loss() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    let answer = ask(&mut stream, "GET /text-then-close HTTP/1.1\r\nHost: a.example\r\n\r\n").await;
+    assert!(answer.ends_with("hello"), "{answer}");
+    // Its close is passed on, so that the client opens another connection.
+    assert!(read_all(&mut stream).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_server_that_breaks_off_is_a_reset() {
+    let server = Scripted::start().await;
+    for path in ["/nothing", "/half", "/nonsense", "/101"] {
+        let stage = open(&server).await;
+        let answer = stage.say(format!("GET {path} HTTP/1.1\r\nHost: a.example\r\n\r\n").as_bytes()).await;
+        assert!(is_reset(&answer), "{path}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_there() {
+    let stage = Stage::open(policy(&["a.example"], &[]), HTTP, nobody().await).await;
+    stage.tell("a.example", ADDRESS);
+    assert!(is_reset(&stage.say(b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n").await));
+    assert_eq!(stage.flow().await, "unreachable a.example 93.184.215.14:80 -");
+}
+
+#[tokio::test]
+async fn a_policy_that_changes_cuts_and_is_asked_each_time() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    ask(&mut stream, "GET /text HTTP/1.1\r\nHost: b.example\r\n\r\n").await;
+    stage.ward.set_policy(policy(&["b.example"], &[]));
+    sleep(Duration::from_millis(20)).await;
+    let answer = ask(&mut stream, "GET /text HTTP/1.1\r\nHost: a.example\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+
+    let mut stream = stage.connect().await;
+    stream.write_all(b"GET /endless HTTP/1.1\r\nHost: b.example\r\n\r\n").await.unwrap();
+    read_head(&mut stream).await;
+    stage.ward.set_policy(policy(&["a.example"], &[]));
+    assert!(is_reset(&read_all(&mut stream).await));
+    let flows = stage.flows(3).await;
+    assert_eq!(text(flows.last().unwrap()), "policy_changed b.example 93.184.215.14:80 -");
+}
+
+#[tokio::test]
+async fn under_all_a_host_is_looked_at_where_one_is_denied() {
+    let server = Scripted::start().await;
+    let stage = Stage::open(policy(&["all"], &["evil.test"]), HTTP, server.address).await;
+    let mut stream = stage.connect().await;
+    for host in ["a.example", "93.184.215.14"] {
+        let answer = ask(&mut stream, &format!("GET /text HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    let answer = ask(&mut stream, "GET /text HTTP/1.1\r\nHost: evil.test\r\n\r\n").await;
+    assert!(answer.contains("403") && answer.contains("the server denies it"), "{answer}");
+}
+
+#[tokio::test]
+async fn bodies_are_as_fast_as_allowed() {
+    let server = Scripted::start().await;
+    let limits = Limits {
+        connections: 4,
+        bandwidth: Some(4 << 20),
+    };
+    let policy = policy(&["a.example"], &[]);
+    let stage = Stage::with_limits(policy, limits, HTTP, server.address).await;
+    stage.tell("a.example", ADDRESS);
+    let mut stream = stage.connect().await;
+    let start = Instant::now();
+    let head = format!("POST /echo HTTP/1.1\r\nHost: a.example\r\nContent-Length: {}\r\n\r\n", 3 << 20);
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&vec![b'x'; 3 << 20]).await.unwrap();
+    let answer = ask(&mut stream, "").await;
+    assert!(answer.len() > 3 << 20);
+    let took = start.elapsed().as_secs_f64();
+    assert!((1.2..2.5).contains(&took), "{took}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_says_too_little_is_not_waited_for() {
+    let server = Scripted::start().await;
+    for said in [&b""[..], b"GET / HT", b"GET / HTTP/1.1\r\nHost: a.exa"] {
+        let stage = open(&server).await;
+        let mut stream = stage.connect().await;
+        stream.write_all(said).await.unwrap();
+        let mut heard = Vec::new();
+        let _ = timeout(Duration::from_secs(200), stream.read_to_end(&mut heard)).await.unwrap();
+        assert_eq!(stage.flow().await, "no_name - 93.184.215.14:80 -");
+    }
+}
