@@ -8,7 +8,7 @@ mod still;
 
 pub(super) use still::still;
 
-use crate::dns::{self, Denied, Found};
+use crate::dns;
 use crate::ward::{Policy, Ward};
 use k8e_model::egress::{
     DenyList, DenyReason, EgressPolicy, HostName, HostPattern, Ipv4Net, Target, is_never, is_public,
@@ -215,9 +215,13 @@ async fn has_address(ward: &Ward, name: &HostName, address: Ipv4Addr) -> Result<
         return Ok(());
     }
     match dns::look_up(ward, name).await {
-        Ok(Found { addresses, .. }) if addresses.contains(&address) => Ok(()),
-        Ok(Found { .. }) => Err(Denial::by(DenyReason::WrongAddress).name(name)),
-        Err(denied) => Err(Denial::from(denied).name(name)),
+        Ok(found) if found.addresses.contains(&address) => Ok(()),
+        Ok(_) => Err(Denial::by(DenyReason::WrongAddress).name(name)),
+        Err(denied) => Err(Denial {
+            reason: denied.reason,
+            name: Some(name.clone()),
+            rule: denied.rule,
+        }),
     }
 }
 
@@ -268,15 +272,6 @@ impl Denial {
         Self {
             name: name.cloned(),
             ..Self::by(DenyReason::EncryptedHello)
-        }
-    }
-}
-
-impl From<Denied> for Denial {
-    fn from(denied: Denied) -> Self {
-        Self {
-            rule: denied.rule,
-            ..Self::by(denied.reason)
         }
     }
 }
