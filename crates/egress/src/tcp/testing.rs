@@ -3,6 +3,9 @@
 use super::{World, serve_in};
 use crate::dns::Resolver;
 use crate::ward::{Limits, Policy, Ward};
+use hickory_proto::op::Message;
+use hickory_proto::rr::rdata::{A, CNAME};
+use hickory_proto::rr::{Name, RData, Record};
 use k8e_model::egress::{DenyList, EgressPolicy, Flow, HostName};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
@@ -11,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -37,10 +40,47 @@ pub(super) fn policy(allow: &[&str], deny: &[&str]) -> Policy {
     }
 }
 
+/// One that nobody answers questions for: it knows what it is told.
 pub(super) fn ward(policy: Policy, limits: Limits) -> Arc<Ward> {
-    let ward = Ward::new(Arc::new(Resolver::new(Vec::new())), limits);
+    ward_with(policy, limits, Vec::new())
+}
+
+pub(super) fn ward_with(policy: Policy, limits: Limits, resolvers: Vec<SocketAddr>) -> Arc<Ward> {
+    let ward = Ward::new(Arc::new(Resolver::new(resolvers)), limits);
     ward.set_policy(policy);
     Arc::new(ward)
+}
+
+/// A resolver that says of every name what these records say of it.
+pub(super) async fn resolver(records: Vec<Record>) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut buffer = [0; 2048];
+        loop {
+            let (length, from) = socket.recv_from(&mut buffer).await.unwrap();
+            let mut reply = Message::from_vec(&buffer[..length])
+                .unwrap()
+                .into_response();
+            reply.metadata.recursion_available = true;
+            reply.add_answers(records.clone());
+            socket
+                .send_to(&reply.to_vec().unwrap(), from)
+                .await
+                .unwrap();
+        }
+    });
+    address
+}
+
+pub(super) fn a_record(owner: &str, address: &str) -> Record {
+    let data = RData::A(A(address.parse().unwrap()));
+    Record::from_rdata(Name::from_ascii(format!("{owner}.")).unwrap(), 60, data)
+}
+
+pub(super) fn alias(owner: &str, target: &str) -> Record {
+    let data = RData::CNAME(CNAME(Name::from_ascii(format!("{target}.")).unwrap()));
+    Record::from_rdata(Name::from_ascii(format!("{owner}.")).unwrap(), 60, data)
 }
 
 pub(super) const LIMITS: Limits = Limits {

@@ -65,3 +65,6 @@ fn still_nameless(policy: &Policy, ground: &Ground, told: &[HostName]) -> Result
     }
     told.iter().try_for_each(|name| not_denied(policy, name))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! Decisions, in a table.
 
 use super::*;
-use crate::tcp::testing::{LIMITS, SOON, name, policy, ward};
+use crate::tcp::testing::{LIMITS, SOON, a_record, alias, name, policy, resolver, ward, ward_with};
 
 const HERE: Ipv4Addr = Ipv4Addr::new(5, 5, 5, 5);
 
@@ -219,88 +219,52 @@ async fn other_ports_by_what_was_told() {
     );
 }
 
-fn pass(named: Option<&str>, checked: bool, told: &[&str]) -> Pass {
-    Pass {
-        name: named.map(name),
-        rule: String::new(),
-        checked,
-        told: told.iter().map(|host| name(host)).collect(),
-    }
-}
-
-async fn stays(allow: &[&str], deny: &[&str], told: &[&str], pass: &Pass) -> String {
-    let ward = ward(policy(allow, deny), LIMITS);
-    for host in told {
-        let addresses = [Ipv4Addr::new(8, 8, 8, 8)];
-        ward.answers().tell(&name(host), &addresses, SOON);
-    }
-    let to = "8.8.8.8:443".parse().unwrap();
-    match still(&ward, &ward.policy(), to, pass).await {
-        Ok(()) => "stays".to_owned(),
+/// Decides with a resolver that knows these: nothing was told before.
+async fn looked_up(allow: &[&str], deny: &[&str], port: u16, host: &str) -> String {
+    let resolver = resolver(vec![
+        a_record("a.example", "8.8.8.8"),
+        a_record("b.example", "9.9.9.9"),
+        alias("c.example", "c.cdn.example"),
+        a_record("c.cdn.example", "8.8.8.8"),
+    ]);
+    let ward = ward_with(policy(allow, deny), LIMITS, vec![resolver.await]);
+    let to = SocketAddrV4::new(Ipv4Addr::new(8, 8, 8, 8), port);
+    let policy = ward.policy();
+    let decided = match port {
+        80 | 443 => by_said(&ward, &policy, to, &say(host)).await,
+        _ => by_told(&ward, &policy, to).await,
+    };
+    match decided {
+        Ok(pass) => format!("ok {}", pass.rule),
         Err(denial) => text(&denial),
     }
 }
 
 #[tokio::test]
-async fn what_is_open_stays_or_is_cut() {
-    let named = pass(Some("a.example"), true, &[]);
-    assert_eq!(stays(&["a.example"], &[], &[], &named).await, "stays");
+async fn what_was_not_told_is_asked() {
+    let rules = &["*.example"];
     assert_eq!(
-        stays(&["*.example", "b.test"], &[], &[], &named).await,
-        "stays"
+        looked_up(rules, &[], 443, "a.example").await,
+        "ok *.example"
     );
-    assert_eq!(stays(&["all"], &[], &[], &named).await, "stays");
-    assert_eq!(stays(&["8.8.8.8"], &[], &[], &named).await, "stays");
-    for (allow, deny, want) in [
-        (&["b.example"][..], &[][..], "policy_changed a.example"),
-        (&["none"], &[], "policy_changed a.example"),
-        (&["a.example:22"], &[], "policy_changed a.example"),
-        (
-            &["a.example"],
-            &["8.8.8.8"],
-            "policy_changed a.example 8.8.8.8",
-        ),
-        (
-            &["a.example"],
-            &["*.example"],
-            "policy_changed a.example *.example",
-        ),
-        (
-            &["all"],
-            &["a.example"],
-            "policy_changed a.example a.example",
-        ),
-    ] {
-        assert_eq!(stays(allow, deny, &[], &named).await, want);
-    }
-}
-
-#[tokio::test]
-async fn what_was_open_to_all_must_earn_its_name() {
-    // Nobody asked whose address it was when everything was allowed.
-    let claimed = pass(Some("a.example"), false, &[]);
+    assert_eq!(looked_up(rules, &[], 80, "c.example").await, "ok *.example");
+    let want = "wrong_address b.example";
+    assert_eq!(looked_up(rules, &[], 443, "b.example").await, want);
+    let want = "unresolved d.example";
+    assert_eq!(looked_up(rules, &[], 443, "d.example").await, want);
+    let want = "deny_list c.example *.cdn.example";
     assert_eq!(
-        stays(&["a.example"], &[], &["a.example"], &claimed).await,
-        "stays"
-    );
-    let want = "policy_changed a.example";
-    assert_eq!(stays(&["a.example"], &[], &[], &claimed).await, want);
-    let nameless = pass(None, false, &["a.example"]);
-    assert_eq!(
-        stays(&["all"], &[], &["a.example"], &nameless).await,
-        "stays"
-    );
-    assert_eq!(
-        stays(&["a.example"], &[], &["a.example"], &nameless).await,
-        "policy_changed"
-    );
-    let want = "policy_changed a.example a.example";
-    assert_eq!(
-        stays(&["all"], &["a.example"], &["a.example"], &nameless).await,
+        looked_up(rules, &["*.cdn.example"], 443, "c.example").await,
         want
     );
+    let ports = &["b.example:22", "c.example:22"];
+    assert_eq!(looked_up(ports, &[], 22, "").await, "ok c.example:22");
     assert_eq!(
-        stays(&["all"], &["b.example"], &["a.example"], &nameless).await,
-        "stays"
+        looked_up(&["b.example:22", "*.example:22"], &[], 22, "").await,
+        "not_allowed"
+    );
+    assert_eq!(
+        looked_up(ports, &["*.cdn.example"], 22, "").await,
+        "not_allowed"
     );
 }
