@@ -38,12 +38,18 @@ pub(crate) async fn serve(ward: Arc<Ward>, listener: TcpListener) {
 
 async fn serve_in(world: World, ward: Arc<Ward>, listener: TcpListener) {
     let mut connections = JoinSet::new();
+    let mut failed = false;
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((client, _)) => accept(world, &ward, client, &mut connections),
+                Ok((client, _)) => {
+                    failed = false;
+                    accept(world, &ward, client, &mut connections);
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a sandbox's connection");
+                    if !std::mem::replace(&mut failed, true) {
+                        tracing::warn!(%error, "cannot accept a sandbox's connection");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },

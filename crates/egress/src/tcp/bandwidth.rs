@@ -7,6 +7,12 @@ use tokio::time::{Instant, sleep_until};
 /// What may go at once after a silence: enough that a page or an API call never waits.
 const BURST: Duration = Duration::from_millis(250);
 
+/// What should be taken at once is what passes in this time: more would come in fits and starts.
+const PIECE: Duration = Duration::from_millis(50);
+
+/// At least this, however slow: less is only work.
+const PIECE_BYTES_MIN: u128 = 16 * 1024;
+
 /// As long as one `take` can make the next one wait, whatever was asked for: a rate so small that
 /// this matters was not meant.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -35,6 +41,13 @@ impl Bandwidth {
     pub(crate) async fn take(&self, bytes: usize) {
         let until = self.book(bytes, Instant::now());
         sleep_until(until).await;
+    }
+
+    /// How many bytes should be taken at once, at most.
+    pub(crate) fn piece(&self) -> usize {
+        let bytes = u128::from(self.bytes_per_second) * PIECE.as_millis() / 1000;
+        let bytes = bytes.max(PIECE_BYTES_MIN);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
     fn book(&self, bytes: usize, now: Instant) -> Instant {
@@ -113,5 +126,8 @@ mod tests {
         slow.take(usize::MAX).await;
         assert!(start.elapsed() <= WAIT_MAX);
         Bandwidth::new(u64::MAX).take(usize::MAX).await;
+        assert_eq!(slow.piece(), 16 * KIB);
+        assert_eq!(Bandwidth::new(10_000_000).piece(), 500_000);
+        assert!(Bandwidth::new(u64::MAX).piece() > 0);
     }
 }

@@ -25,16 +25,28 @@ const MEDIUM_BYTES: usize = 64 * 1024;
 static LARGE: Semaphore = Semaphore::const_new(LARGE_MAX);
 
 /// One direction's. Silence costs no memory: it has none before the first byte.
-#[derive(Default)]
 pub(super) struct Carrier {
+    /// No more than this at once.
+    bytes_max: usize,
     buffer: Vec<u8>,
     carried: usize,
+    pool: &'static Semaphore,
     large: Option<SemaphorePermit<'static>>,
 }
 
 // === impl Carrier ===
 
 impl Carrier {
+    pub(super) fn new(bytes_max: usize) -> Self {
+        Self {
+            bytes_max,
+            buffer: Vec::new(),
+            carried: 0,
+            pool: &LARGE,
+            large: None,
+        }
+    }
+
     /// Takes what there is, at least a byte; 0 at the end. What was loaded is to be unloaded first.
     pub(super) async fn load(&mut self, from: &TcpStream) -> io::Result<usize> {
         loop {
@@ -58,15 +70,14 @@ impl Carrier {
 
     fn grow(&mut self) {
         if self.buffer.is_empty() {
-            self.buffer = vec![0; SMALL_BYTES];
+            self.buffer = vec![0; SMALL_BYTES.min(self.bytes_max)];
         } else if self.carried >= BULK_AFTER_BYTES && self.buffer.len() == SMALL_BYTES {
-            self.large = LARGE.try_acquire().ok();
-            let bytes = if self.large.is_some() {
-                LARGE_BYTES
-            } else {
-                MEDIUM_BYTES
+            self.large = self.pool.try_acquire().ok();
+            let bytes = match &self.large {
+                Some(_) => LARGE_BYTES,
+                None => MEDIUM_BYTES,
             };
-            self.buffer = vec![0; bytes];
+            self.buffer = vec![0; bytes.min(self.bytes_max)];
         }
     }
 }
@@ -75,24 +86,40 @@ impl Carrier {
 mod tests {
     use super::*;
 
+    fn grown(pool: &'static Semaphore, bytes_max: usize, carried: usize) -> Carrier {
+        let mut carrier = Carrier {
+            carried,
+            pool,
+            ..Carrier::new(bytes_max)
+        };
+        carrier.grow();
+        carrier.grow();
+        carrier
+    }
+
     #[test]
     fn it_grows_with_what_it_carries_and_gives_back() {
-        let grown = |carried| {
-            let mut carrier = Carrier {
-                carried,
-                ..Carrier::default()
-            };
-            carrier.grow();
-            carrier.grow();
-            carrier
-        };
-        assert!(Carrier::default().buffer.is_empty());
-        assert_eq!(grown(BULK_AFTER_BYTES - 1).buffer.len(), SMALL_BYTES);
-        let mut all: Vec<_> = (0..LARGE_MAX).map(|_| grown(BULK_AFTER_BYTES)).collect();
-        assert_eq!(grown(BULK_AFTER_BYTES).buffer.len(), MEDIUM_BYTES);
-        let large = |carrier: &Carrier| carrier.buffer.len() == LARGE_BYTES;
-        assert!(all.iter().any(large));
-        all.clear();
-        assert!(large(&grown(BULK_AFTER_BYTES)));
+        static ONE: Semaphore = Semaphore::const_new(1);
+        let bytes = |carrier: &Carrier| carrier.buffer.len();
+        let bulk = || grown(&ONE, usize::MAX, BULK_AFTER_BYTES);
+        assert_eq!(bytes(&Carrier::new(usize::MAX)), 0);
+        assert_eq!(
+            bytes(&grown(&ONE, usize::MAX, BULK_AFTER_BYTES - 1)),
+            SMALL_BYTES
+        );
+        let first = bulk();
+        assert_eq!(bytes(&first), LARGE_BYTES);
+        assert_eq!(bytes(&bulk()), MEDIUM_BYTES);
+        drop(first);
+        assert_eq!(bytes(&bulk()), LARGE_BYTES);
+    }
+
+    #[test]
+    fn it_takes_no_more_at_once_than_it_should() {
+        static ONE: Semaphore = Semaphore::const_new(1);
+        for bytes_max in [1, SMALL_BYTES, 100_000] {
+            let carrier = grown(&ONE, bytes_max, BULK_AFTER_BYTES);
+            assert_eq!(carrier.buffer.len(), bytes_max);
+        }
     }
 }

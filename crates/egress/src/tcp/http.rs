@@ -22,6 +22,7 @@ use k8e_model::egress::DenyReason;
 use shared::Shared;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use talk::{Driver, Talk};
 use tokio::net::TcpStream;
@@ -40,6 +41,10 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 1024 * 1024;
 
+/// A client that has said all and gets no answer is taken for gone after this long, at most twice
+/// this long: closing and half-closing look the same, and most that close have given up.
+const ABANDONED_AFTER: Duration = Duration::from_secs(30);
+
 /// Checks and carries each request, until either side has enough.
 pub(super) async fn handle(
     visit: &Visit,
@@ -53,8 +58,18 @@ pub(super) async fn handle(
         biased;
         denial = visit.revoked(changes, pass) => Err(denial),
         end = carry(visit, client, &talk, new_drivers) => end,
-        () = relay::silence(&talk.moved) => Ok(End::Idle),
+        () = relay::stands_still(&talk.moved, relay::IDLE_MAX) => Ok(End::Idle),
         () = socket::broken(client) => Ok(End::Broken),
+        () = abandoned(client, &talk.moved) => Ok(End::Broken),
+    }
+}
+
+async fn abandoned(client: &TcpStream, moved: &AtomicU64) {
+    loop {
+        relay::stands_still(moved, ABANDONED_AFTER).await;
+        if socket::has_ended(client) {
+            return;
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// For the server's first words, and again for a second hello. Nobody waits longer for TLS to begin.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Up to the end of a ServerHello's random: record and handshake headers, version, random.
 const ANSWER_BYTES: usize = 5 + 4 + 2 + 32;

@@ -62,15 +62,15 @@ pub(super) async fn relay(a: Side<'_>, b: Side<'_>, bandwidth: Option<&Bandwidth
         } else {
             End::Broken
         },
-        () = silence(&moved) => End::Idle,
+        () = stands_still(&moved, IDLE_MAX) => End::Idle,
     }
 }
 
-/// Ends when nothing was moved for a while.
-pub(super) async fn silence(moved: &AtomicU64) {
+/// Ends when nothing was moved for this long, at most twice this long.
+pub(super) async fn stands_still(moved: &AtomicU64, time: Duration) {
     let mut last = moved.load(Ordering::Relaxed);
     loop {
-        tokio::time::sleep(IDLE_MAX).await;
+        tokio::time::sleep(time).await;
         let now = moved.load(Ordering::Relaxed);
         if now == last {
             return;
@@ -121,7 +121,8 @@ impl Way<'_> {
                 return Ok(Err(error));
             }
         }
-        let mut carrier = Carrier::default();
+        let piece = self.bandwidth.map_or(usize::MAX, Bandwidth::piece);
+        let mut carrier = Carrier::new(piece);
         loop {
             let bytes = carrier.load(self.from.stream).await?;
             if bytes == 0 {

@@ -1,6 +1,7 @@
 //! What every socket of a connection is told, on either side of the gate.
 
 use bytes::BufMut as _;
+use rustix::net::RecvFlags;
 use socket2::{SockRef, TcpKeepalive};
 use std::io;
 use std::time::Duration;
@@ -32,6 +33,12 @@ pub(super) fn finish(stream: &TcpStream) {
 /// Waits until the connection is broken. One whose peer has closed is not.
 pub(super) async fn broken(stream: &TcpStream) {
     if let Err(_ended) = stream.ready(Interest::ERROR).await {}
+}
+
+/// Whether the peer has said all, and all of it was read.
+pub(super) fn has_ended(stream: &TcpStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(rustix::net::recv(stream, &mut [0; 1], flags), Ok((_, 0)))
 }
 
 /// Reads at least a byte onto the end of `bytes`, at most `room`; 0 at the end.

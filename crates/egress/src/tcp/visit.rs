@@ -87,12 +87,8 @@ impl Visit {
 
     /// The real connection. The address is the one that the decision saw: nothing is resolved here.
     pub(super) async fn connect(&self, pass: &Pass) -> Result<TcpStream, Denial> {
-        match timeout(
-            CONNECT_TIMEOUT,
-            TcpStream::connect(self.world.server(self.to)),
-        )
-        .await
-        {
+        let connecting = TcpStream::connect(self.world.server(self.to));
+        match timeout(CONNECT_TIMEOUT, connecting).await {
             Ok(Ok(stream)) => {
                 socket::prepare(&stream);
                 Ok(stream)

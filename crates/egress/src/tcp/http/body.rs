@@ -7,16 +7,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-/// A body whose pieces wait until the sandbox's bandwidth allows them.
+/// A body that comes in pieces which wait until the sandbox's bandwidth allows them.
 pub(super) struct Metered {
     body: Incoming,
     ward: Arc<Ward>,
-    waiting: Option<Waiting>,
+    /// What was read and has not had its turn.
+    rest: Bytes,
+    turn: Option<Turn>,
 }
 
-struct Waiting {
-    frame: Option<Frame<Bytes>>,
-    turn: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
+struct Turn {
+    piece: Bytes,
+    wait: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
 }
 
 // === impl Metered ===
@@ -26,8 +28,35 @@ impl Metered {
         Self {
             body,
             ward,
-            waiting: None,
+            rest: Bytes::new(),
+            turn: None,
         }
+    }
+
+    /// Whether there is something that must wait.
+    fn begin_turn(&mut self) -> bool {
+        let Some(bandwidth) = self.ward.bandwidth() else {
+            return false;
+        };
+        let bytes = self.rest.len().min(bandwidth.piece());
+        if bytes == 0 {
+            return false;
+        }
+        let ward = Arc::clone(&self.ward);
+        self.turn = Some(Turn {
+            piece: self.rest.split_to(bytes),
+            wait: Box::pin(async move {
+                if let Some(bandwidth) = ward.bandwidth() {
+                    bandwidth.take(bytes).await;
+                }
+            }),
+        });
+        true
+    }
+
+    fn unsent(&self) -> usize {
+        let waiting = self.turn.as_ref().map_or(0, |turn| turn.piece.len());
+        waiting + self.rest.len()
     }
 }
 
@@ -40,45 +69,37 @@ impl Body for Metered {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         loop {
-            if let Some(waiting) = &mut self.waiting {
-                ready!(waiting.turn.as_mut().poll(context));
-                let frame = waiting.frame.take();
-                self.waiting = None;
-                return Poll::Ready(frame.map(Ok));
+            if let Some(turn) = &mut self.turn {
+                ready!(turn.wait.as_mut().poll(context));
+                let piece = std::mem::take(&mut turn.piece);
+                self.turn = None;
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
-            let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-                Some(Ok(frame)) if self.ward.bandwidth().is_some() => frame,
-                other => return Poll::Ready(other),
-            };
-            let bytes = frame.data_ref().map_or(0, Bytes::len);
-            let ward = Arc::clone(&self.ward);
-            self.waiting = Some(Waiting {
-                frame: Some(frame),
-                turn: Box::pin(async move {
-                    if let Some(bandwidth) = ward.bandwidth() {
-                        bandwidth.take(bytes).await;
-                    }
-                }),
-            });
+            if self.begin_turn() {
+                continue;
+            }
+            let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+            if self.ward.bandwidth().is_none() {
+                return Poll::Ready(frame);
+            }
+            match frame.map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => self.rest = data,
+                Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.waiting.is_none() && self.body.is_end_stream()
+        self.unsent() == 0 && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let mut hint = self.body.size_hint();
-        if let Some(Waiting {
-            frame: Some(frame), ..
-        }) = &self.waiting
-        {
-            let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
-            hint = match hint.exact() {
-                Some(exact) => SizeHint::with_exact(exact + bytes),
-                None => SizeHint::default(),
-            };
+        match (self.unsent() as u64, self.body.size_hint().exact()) {
+            (unsent, Some(exact)) => SizeHint::with_exact(exact + unsent),
+            (0, None) => self.body.size_hint(),
+            (_, None) => SizeHint::default(),
         }
-        hint
     }
 }

@@ -10,6 +10,7 @@ use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::upgrade::OnUpgrade;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -84,18 +85,9 @@ impl Talk {
         request: Request<Incoming>,
     ) -> Result<Answer, BrokenOff> {
         let (mut head, body) = request.into_parts();
-        let malformed = |head::Malformed| Denial::by(DenyReason::Malformed);
-        let pass = match head::host(&head).map_err(malformed) {
-            Ok(said) => self.pass(&said).await,
-            Err(denial) => Err(denial),
-        };
-        let switch = match &pass {
-            Ok(_) => head::prepare_request(&mut head).map_err(malformed),
-            Err(denial) => Err(denial.clone()),
-        };
-        let (pass, switch) = match (pass, switch) {
-            (Ok(pass), Ok(switch)) => (pass, switch),
-            (Err(denial), _) | (_, Err(denial)) => return Ok(self.refuse(&denial)),
+        let (pass, switch) = match self.admit(&mut head).await {
+            Ok(admitted) => admitted,
+            Err(denial) => return Ok(self.refuse(&denial)),
         };
         if let Some(bandwidth) = self.visit.ward.bandwidth() {
             bandwidth.take(head::size(&head.headers)).await;
@@ -104,6 +96,14 @@ impl Talk {
         let body = Metered::new(body, Arc::clone(&self.visit.ward));
         let response = self.send(Request::from_parts(head, body), &pass).await?;
         self.answer(response, client_end.filter(|_| switch))
+    }
+
+    /// Makes the head that goes on, if it may. Says too whether it asks to switch protocols.
+    async fn admit(&self, head: &mut Parts) -> Result<(Pass, bool), Denial> {
+        let malformed = |head::Malformed| Denial::by(DenyReason::Malformed);
+        let said = head::host(head).map_err(malformed)?;
+        let switch = head::prepare_request(head).map_err(malformed)?;
+        Ok((self.pass(&said).await?, switch))
     }
 
     /// Decides, and lets it be known what is decided before anybody acts on it: a policy that

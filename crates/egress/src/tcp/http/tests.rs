@@ -249,3 +249,28 @@ async fn who_says_too_little_is_not_waited_for() {
         assert_eq!(stage.flow().await, "no_name - 93.184.215.14:80 -");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_has_given_up_does_not_keep_a_connection() {
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let request = b"GET /never HTTP/1.1\r\nHost: a.example\r\n\r\n";
+    let mut waits = stage.connect().await;
+    waits.write_all(request).await.unwrap();
+    let mut gave_up = stage.connect().await;
+    gave_up.write_all(request).await.unwrap();
+    gave_up.shutdown().await.unwrap();
+    let start = tokio::time::Instant::now();
+    assert!(is_reset(&gave_up.read_u8().await));
+    assert!(
+        start.elapsed() < 3 * super::ABANDONED_AFTER,
+        "{:?}",
+        start.elapsed()
+    );
+    assert!(is_reset(&waits.read_u8().await));
+    assert!(
+        start.elapsed() > crate::tcp::relay::IDLE_MAX,
+        "{:?}",
+        start.elapsed()
+    );
+}

@@ -143,6 +143,7 @@ async fn answer(stream: &mut TcpStream, path: &str, body: &str) -> io::Result<bo
                 true,
             )
         }
+        "/never" => std::future::pending().await,
         "/slow" => {
             sleep(Duration::from_millis(200)).await;
             (hello("Content-Length: 5\r\n"), true)
