@@ -17,7 +17,7 @@ mod resolver;
 mod serve;
 
 pub(crate) use answers::Answers;
-pub(crate) use look_up::{Denied, Found, look_up};
+pub(crate) use look_up::look_up;
 pub(crate) use questions::Questions;
 pub(crate) use resolver::Resolver;
 pub(crate) use serve::{serve_tcp, serve_udp};
