@@ -57,6 +57,8 @@ struct Inside<'a> {
     internet: &'a Internet,
     session: Session<'a>,
     bounds: RefCell<Bounds>,
+    /// How curl ended the last time.
+    curl: RefCell<String>,
 }
 
 struct Bounds {
@@ -105,6 +107,7 @@ impl World {
                 places: vec![(CDN.into(), 80), (CDN.into(), 443)],
                 names: vec![GOOD.to_owned()],
             }),
+            curl: RefCell::default(),
         }
     }
 }
@@ -148,6 +151,7 @@ impl Inside<'_> {
         let ran = self.session.sh(&curl);
         // 127 is no curl: that shall not pass for a defence.
         assert!(ran.code < 126, "{}", ran.all());
+        self.curl.replace(ran.all());
         (ran.code == 0).then(|| ran.out())
     }
 
@@ -259,11 +263,12 @@ impl Inside<'_> {
     /// Everything that is known, for a failed assertion.
     fn story(&self) -> String {
         format!(
-            "requests {:#?}\nconnections {:#?}\nqueries {:#?}\ndenied {:#?}",
+            "requests {:#?}\nconnections {:#?}\nqueries {:#?}\ndenied {:#?}\ncurl {}",
             self.internet.log().requests(),
             self.internet.log().connections(),
             self.internet.log().queries(),
             self.denials(),
+            self.curl.borrow(),
         )
     }
 }

@@ -2,6 +2,7 @@
 //! that something did not arrive.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -11,8 +12,11 @@ const ENTRIES_MAX: usize = 500_000;
 /// A ClientHello and a request fit.
 pub(super) const SAID_BYTES_MAX: usize = 16 * 1024;
 
+/// What a person reads of it.
+const SHOWN_BYTES_MAX: usize = 200;
+
 /// A connection that was accepted.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Connection {
     /// When.
     pub at: Instant,
@@ -46,7 +50,7 @@ pub struct Request {
 }
 
 /// A packet that no connection was needed for.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Datagram {
     /// When.
     pub at: Instant,
@@ -57,7 +61,7 @@ pub struct Datagram {
 }
 
 /// A question to a resolver.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Query {
     /// When.
     pub at: Instant,
@@ -215,6 +219,47 @@ impl Log {
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.0.lock().unwrap()
     }
+}
+
+// === impl Connection, Datagram, Query ===
+
+// One line each: a failed assertion shows many.
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { local, bytes, .. } = self;
+        let state = if self.open { "open" } else { "closed" };
+        write!(
+            f,
+            "at {local}, {state}, {bytes} bytes: {}",
+            shown(&self.said)
+        )
+    }
+}
+
+impl fmt::Debug for Datagram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at {}: {}", self.local, shown(&self.data))
+    }
+}
+
+impl fmt::Debug for Query {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            local, name, kind, ..
+        } = self;
+        write!(
+            f,
+            "at {local}: {name:?} type {kind}: {}",
+            shown(&self.message)
+        )
+    }
+}
+
+fn shown(bytes: &[u8]) -> String {
+    bytes[..bytes.len().min(SHOWN_BYTES_MAX)]
+        .escape_ascii()
+        .to_string()
 }
 
 // === impl Open ===

@@ -47,7 +47,7 @@ impl Authority {
         &self.pem
     }
 
-    /// HTTP/1.1 only, so that every request is one line of a log.
+    /// HTTP/1 only, so that every request is one line of a log.
     pub(super) fn acceptor(self: &Arc<Self>) -> TlsAcceptor {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
@@ -55,7 +55,7 @@ impl Authority {
             .expect("the provider has them")
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(self) as Arc<dyn ResolvesServerCert>);
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![b"http/1.1".to_vec(), b"http/1.0".to_vec()];
         // A client that resumes names nobody new: each connection shall tell its whole story.
         config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
