@@ -80,7 +80,7 @@ fn a_second_request_behind_the_first() {
         // In one packet, then cut in the middle of the second.
         inside.python(&format!(
             "both = get('good.example', '/first') + get('bad.example'); cut = both.index(b'k8e')\n\
-             for pieces in [both], [both[:cut], both[cut:]]: say('{CDN}', 80, pieces=pieces)"
+             for pieces in [both], [both[:cut], both[cut:]]: say('{CDN}', 80, pieces=pieces, wait=2)"
         ));
         assert!(!inside.internet.log().contains(b"bad.example"));
     });
