@@ -2,7 +2,7 @@
 
 use crate::v1;
 use k8e_model::{
-    Error, Lifetime, Limits, Phase, Session, SessionId, SessionSpec, Template, TenantId,
+    Error, Lifetime, Limits, Phase, SecretRefs, Session, SessionId, SessionSpec, Template, TenantId,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,6 +32,7 @@ pub fn session_spec(
             disk_bytes: asked.disk_bytes,
         })?,
         lifetime: lifetime.with_seconds(wire.ttl_s, wire.idle_timeout_s)?,
+        secrets: SecretRefs::default(),
         egress: super::egress::asked_hosts(&wire.allowed_hosts)?,
     })
 }

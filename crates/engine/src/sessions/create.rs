@@ -109,6 +109,7 @@ impl Shared {
             labels: spec.labels,
             limits: spec.limits,
             lifetime: spec.lifetime,
+            secrets: spec.secrets,
             egress: spec
                 .egress
                 .unwrap_or_else(|| self.config.egress_default.clone()),
