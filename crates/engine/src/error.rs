@@ -136,6 +136,9 @@ pub enum Error {
     /// The certificate was taken back, or the key that it was given for.
     #[error("client certificate has been revoked: ask for a new API key and log in with it")]
     CertificateRevoked,
+    /// The certificate's time is over.
+    #[error("client certificate has expired: log in again")]
+    CertificateExpired,
     /// There is no such key.
     #[error("API key {0} not found: `k8e apikey list` shows those there are")]
     KeyNotFound(String),
@@ -180,7 +183,7 @@ impl Error {
             | Self::KeyNotFound(_)
             | Self::SecretNotFound(_) => Code::NotFound,
             Self::NotAdministrator(_) | Self::CertificateRevoked => Code::Denied,
-            Self::KeyInvalid => Code::Unauthenticated,
+            Self::KeyInvalid | Self::CertificateExpired => Code::Unauthenticated,
             Self::SessionExists(_) => Code::Exists,
             Self::SessionsFull { .. }
             | Self::OwnerFull { .. }

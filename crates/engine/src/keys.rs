@@ -61,6 +61,8 @@ pub struct Certificate {
     pub serial: String,
     /// For whom.
     pub common_name: String,
+    /// From then on it does not count, also on connections that were made before.
+    pub ends_at: UnixMillis,
     /// The key that it was given for; none for one that the server made by itself.
     pub key: Option<KeyId>,
 }
@@ -206,20 +208,24 @@ impl Sessions {
         if view.revoked.contains(&certificate.serial) {
             return Err(Error::CertificateRevoked);
         }
+        let now = now_ms();
+        if certificate.ends_at <= now {
+            return Err(Error::CertificateExpired);
+        }
         let Some(key) = &certificate.key else {
             return Ok(Principal::certificate(&certificate.common_name));
         };
         match view.by_id.get(key) {
-            Some(held) if held.counts(now_ms()) => Ok(Principal::user(&held.record.principal)),
+            Some(held) if held.counts(now) => Ok(Principal::user(&held.record.principal)),
             _ => Err(Error::CertificateRevoked),
         }
     }
 
-    /// When a key stops to count: none is never. An error when it does not count now.
-    pub fn key_ends(&self, id: &KeyId) -> Result<Option<UnixMillis>, Error> {
-        let view = self.shared.keys.view();
-        match view.by_id.get(id) {
-            Some(held) if held.counts(now_ms()) => Ok(held.record.expires_at),
+    /// A key that counts now.
+    pub fn valid_key(&self, id: &KeyId) -> Result<KeyView, Error> {
+        let now = now_ms();
+        match self.shared.keys.view().by_id.get(id) {
+            Some(held) if held.counts(now) => Ok(held.view(now)),
             _ => Err(Error::KeyInvalid),
         }
     }

@@ -20,6 +20,7 @@ fn certificate(serial: &str, key: Option<&KeyId>) -> Certificate {
     Certificate {
         serial: serial.to_owned(),
         common_name: "ann".to_owned(),
+        ends_at: i64::MAX,
         key: key.cloned(),
     }
 }
@@ -108,6 +109,15 @@ async fn an_expired_key_is_no_key() {
     server.sessions.verify_key(&key).unwrap();
     let given = certificate("ab", Some(&view.id));
     server.sessions.verify_certificate(&given).unwrap();
+    let over = Certificate {
+        ends_at: 1,
+        ..given.clone()
+    };
+    refused(
+        server.sessions.verify_certificate(&over),
+        Code::Unauthenticated,
+        "expired",
+    );
     tokio::time::sleep(Duration::from_millis(400)).await;
     refused(
         server.sessions.verify_key(&key),
@@ -119,7 +129,7 @@ async fn an_expired_key_is_no_key() {
         Code::Denied,
         "revoked",
     );
-    assert!(server.sessions.key_ends(&view.id).is_err());
+    assert!(server.sessions.valid_key(&view.id).is_err());
     assert!(server.sessions.list_keys(&root()).unwrap()[0].expired);
 }
 
