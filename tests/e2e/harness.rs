@@ -2,6 +2,9 @@
 //!
 //! Needs root and the built binary: `cargo xtask test -p k8e-e2e` (or `ci`) sets `K8E_BIN`.
 
+pub mod internet;
+
+use internet::{Internet, Namespace};
 use serde_json::Value;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,6 +21,8 @@ pub struct Server {
     data: PathBuf,
     process: Option<Child>,
     flags: Vec<String>,
+    /// Where it runs; nothing for the network of the machine.
+    network: Option<Namespace>,
 }
 
 /// How a command of `k8e` ended.
@@ -50,15 +55,22 @@ impl Server {
 
     /// Starts one with more flags.
     pub fn start_with(flags: &[&str]) -> Self {
-        Self::start_at(None, flags)
+        Self::start_at(None, flags, None)
+    }
+
+    /// Starts one on the host of a miniature internet.
+    pub fn start_on(internet: &Internet, flags: &[&str]) -> Self {
+        let upstream = internet.dns_upstream();
+        let flags = [&["--dns-upstream", &upstream], flags].concat();
+        Self::start_at(None, &flags, Some(internet.host().clone()))
     }
 
     /// Starts one whose data directory is `data`, which outlives it.
     pub fn start_in(data: &Path) -> Self {
-        Self::start_at(Some(data), &[])
+        Self::start_at(Some(data), &[], None)
     }
 
-    fn start_at(data: Option<&Path>, flags: &[&str]) -> Self {
+    fn start_at(data: Option<&Path>, flags: &[&str], network: Option<Namespace>) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
             "this test needs root: real namespaces and cgroups"
@@ -74,6 +86,7 @@ impl Server {
             data,
             process: None,
             flags,
+            network,
         };
         server.restart();
         server
@@ -107,7 +120,11 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a descriptor"))
             .stderr(log);
-        self.process = Some(command.spawn().expect("k8e server starts"));
+        let mut start = || command.spawn().expect("k8e server starts");
+        self.process = Some(match &self.network {
+            Some(network) => network.run(start),
+            None => start(),
+        });
         let started = Instant::now();
         while self.k8e(&["sandbox", "status"]).code != 0 {
             assert!(

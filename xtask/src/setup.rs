@@ -57,6 +57,21 @@ const NEEDS: &[Need] = &[
         reason: "the escape suite",
     },
     Need {
+        program: "curl",
+        package: "curl",
+        reason: "the egress suite, inside sandboxes",
+    },
+    Need {
+        program: "git",
+        package: "git",
+        reason: "the egress suite, inside sandboxes",
+    },
+    Need {
+        program: "nft",
+        package: "nftables",
+        reason: "the egress suite takes away the rules of a host of its own",
+    },
+    Need {
         program: "node",
         package: "nodejs",
         reason: "node runs inside sandboxes",
@@ -66,6 +81,14 @@ const NEEDS: &[Need] = &[
         package: "npm",
         reason: "installs tsx",
     },
+];
+
+/// Modules of the system's Python that tests import inside, and the package each is in.
+const PYTHON_MODULES: &[(&str, &str)] = &[
+    ("ensurepip, venv", "python3-venv"),
+    ("pip", "python3-pip"),
+    ("requests", "python3-requests"),
+    ("websocket", "python3-websocket"),
 ];
 
 /// Everything the tests need.
@@ -118,9 +141,11 @@ fn system_packages() -> Outcome {
     for need in &missing {
         eprintln!("missing: {} ({})", need.program, need.reason);
     }
-    if !has_venv() {
-        eprintln!("missing: python3's venv module (tests make virtual environments inside)");
-        packages.push("python3-venv");
+    for (module, package) in PYTHON_MODULES {
+        if !has_python_module(module) {
+            eprintln!("missing: python3's {module} (tests import it inside)");
+            packages.push(package);
+        }
     }
     if packages.is_empty() {
         return Ok(());
@@ -146,11 +171,11 @@ fn apt_get() -> Command {
     command
 }
 
-fn has_venv() -> bool {
+fn has_python_module(name: &str) -> bool {
     let Some(python) = process::system_program("python3") else {
         return false;
     };
-    process::succeeds(Command::new(python).args(["-c", "import ensurepip, venv"]))
+    process::succeeds(Command::new(python).args(["-c", &format!("import {name}")]))
 }
 
 /// TypeScript runs through tsx. It goes to /usr/local, which a sandbox sees, whatever prefix this

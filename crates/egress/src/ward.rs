@@ -1,6 +1,6 @@
 //! What the sockets that serve one sandbox share: its policy, what it was told, what it did.
 
-use crate::dns::{Answers, Resolver};
+use crate::dns::{Answers, Questions, Resolver};
 use crate::journal::Journal;
 use crate::machine;
 use crate::metrics;
@@ -33,6 +33,7 @@ pub(crate) struct Ward {
     policy: watch::Sender<Arc<Policy>>,
     resolver: Arc<Resolver>,
     answers: Answers,
+    questions: Questions,
     journal: Journal,
     connections: Arc<Semaphore>,
     bandwidth: Option<Bandwidth>,
@@ -59,6 +60,7 @@ impl Ward {
             policy: watch::Sender::new(Arc::new(Policy::closed())),
             resolver,
             answers: Answers::default(),
+            questions: Questions::default(),
             journal: Journal::default(),
             connections: Arc::new(Semaphore::new(limits.connections)),
             bandwidth: limits.bandwidth.map(Bandwidth::new),
@@ -74,7 +76,13 @@ impl Ward {
     }
 
     pub(crate) fn set_policy(&self, policy: Policy) {
-        self.policy.send_replace(Arc::new(policy));
+        let denied = policy.deny.clone();
+        let before = self.policy.send_replace(Arc::new(policy));
+        // What it was told may rest on an alias that is denied now. Its own rules are asked about
+        // each connection anyway, so a change of those leaves clients what they know.
+        if before.deny != denied {
+            self.answers.clear();
+        }
     }
 
     pub(crate) fn resolver(&self) -> &Resolver {
@@ -84,6 +92,11 @@ impl Ward {
     /// What it was told of names.
     pub(crate) fn answers(&self) -> &Answers {
         &self.answers
+    }
+
+    /// What it may ask.
+    pub(crate) fn questions(&self) -> &Questions {
+        &self.questions
     }
 
     pub(crate) fn journal(&self) -> &Journal {

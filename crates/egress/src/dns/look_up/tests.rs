@@ -1,0 +1,152 @@
+//! What may be asked and told, by policy.
+
+use super::*;
+use k8e_model::egress::DenyList;
+
+const HERE: Ipv4Addr = Ipv4Addr::new(5, 5, 5, 5);
+
+fn policy(allow: &[&str], deny: &[&str]) -> Policy {
+    Policy {
+        allow: EgressPolicy::parse(allow).unwrap(),
+        deny: DenyList::parse(deny).unwrap(),
+    }
+}
+
+fn host(text: &str) -> HostName {
+    HostName::parse(text).unwrap()
+}
+
+fn asked(policy: &Policy, name: &str) -> Result<(), DenyReason> {
+    may_ask(policy, &host(name)).map_err(|denied| {
+        assert_eq!(denied.code, ResponseCode::Refused);
+        denied.reason
+    })
+}
+
+/// The addresses that are told of an answer, on a machine whose address is [`HERE`].
+fn told(policy: &Policy, chain: &[&str], addresses: &[&str]) -> Result<Vec<String>, Denied> {
+    let resolved = Resolved {
+        names: chain.iter().map(|name| host(name)).collect(),
+        addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+        ttl: Duration::from_secs(9),
+    };
+    let found = may_tell(policy, resolved, |address| address == HERE)?;
+    assert_eq!(found.ttl, Duration::from_secs(9));
+    Ok(found.addresses.iter().map(Ipv4Addr::to_string).collect())
+}
+
+fn refused(policy: &Policy, address: &str) -> DenyReason {
+    let denied = told(policy, &[], &[address]).unwrap_err();
+    assert_eq!(denied.address, Some(address.parse().unwrap()));
+    assert_eq!(denied.code, ResponseCode::Refused);
+    denied.reason
+}
+
+#[test]
+fn a_name_must_be_allowed_and_not_denied() {
+    let policy = policy(&["a.example", "*.b.example:22"], &["x.b.example"]);
+    assert_eq!(asked(&policy, "a.example"), Ok(()));
+    assert_eq!(asked(&policy, "c.b.example"), Ok(()));
+    assert_eq!(asked(&policy, "x.b.example"), Err(DenyReason::DenyList));
+    for name in [
+        "b.example",
+        "x.a.example",
+        "example",
+        "other.example",
+        "localhost",
+    ] {
+        assert_eq!(asked(&policy, name), Err(DenyReason::NotAllowed), "{name}");
+    }
+    let denied = may_ask(&policy, &host("x.b.example")).unwrap_err();
+    assert_eq!(denied.rule.as_deref(), Some("x.b.example"));
+}
+
+#[test]
+fn all_and_none() {
+    let all = policy(&["all"], &["*.bad.example"]);
+    assert_eq!(asked(&all, "a.example"), Ok(()));
+    assert_eq!(asked(&all, "a.bad.example"), Err(DenyReason::DenyList));
+    for name in ["localhost", "a.localhost", "intranet"] {
+        assert_eq!(asked(&all, name), Err(DenyReason::NotAllowed), "{name}");
+    }
+    let named = policy(&["intranet", "localhost"], &[]);
+    assert_eq!(asked(&named, "intranet"), Ok(()));
+    assert_eq!(asked(&named, "localhost"), Ok(()));
+    assert_eq!(
+        asked(&Policy::closed(), "a.example"),
+        Err(DenyReason::NotAllowed)
+    );
+}
+
+#[test]
+fn an_alias_that_is_denied_denies_all_of_it() {
+    let policy = policy(&["a.example"], &["*.bad.example"]);
+    assert_eq!(
+        told(&policy, &["cdn.example"], &["8.8.8.8"]).unwrap(),
+        ["8.8.8.8"]
+    );
+    for chain in [&["x.bad.example"][..], &["x.bad.example", "fine.example"]] {
+        let denied = told(&policy, chain, &["8.8.8.8"]).unwrap_err();
+        assert_eq!(denied.reason, DenyReason::DenyList);
+        assert_eq!(denied.rule.as_deref(), Some("*.bad.example"));
+    }
+}
+
+#[test]
+fn what_is_not_public_is_taken_out_unless_a_rule_covers_it() {
+    let named = policy(&["a.example"], &[]);
+    let covered = policy(&["a.example", "10.1.0.0/16:5432"], &[]);
+    let answer = ["10.1.2.3", "8.8.8.8", "10.2.2.3", "127.0.0.1", "5.5.5.5"];
+    assert_eq!(told(&named, &[], &answer).unwrap(), ["8.8.8.8"]);
+    assert_eq!(
+        told(&covered, &[], &answer).unwrap(),
+        ["10.1.2.3", "8.8.8.8"]
+    );
+    for address in ["10.1.2.3", "192.168.0.1", "100.64.0.1", "198.18.0.1"] {
+        assert_eq!(refused(&named, address), DenyReason::PrivateAddress);
+        assert_eq!(
+            refused(&policy(&["all"], &[]), address),
+            DenyReason::PrivateAddress
+        );
+    }
+}
+
+#[test]
+fn never_is_never() {
+    let everything = policy(&["a.example", "0.0.0.0/0", "127.0.0.0/8", "5.5.5.5"], &[]);
+    for address in [
+        "127.0.0.1",
+        "169.254.169.254",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+    ] {
+        assert_eq!(refused(&everything, address), DenyReason::ThisMachine);
+    }
+    assert_eq!(refused(&everything, "5.5.5.5"), DenyReason::ThisMachine);
+}
+
+#[test]
+fn denied_addresses_are_taken_out() {
+    let policy = policy(&["a.example", "8.8.8.0/24"], &["8.8.8.8"]);
+    assert_eq!(
+        told(&policy, &[], &["8.8.8.8", "8.8.8.9"]).unwrap(),
+        ["8.8.8.9"]
+    );
+    let denied = told(&policy, &[], &["8.8.8.8", "10.0.0.1"]).unwrap_err();
+    assert_eq!(denied.reason, DenyReason::DenyList);
+    assert_eq!(denied.rule.as_deref(), Some("8.8.8.8"));
+}
+
+#[test]
+fn a_name_without_address_is_no_denial_by_rule() {
+    for (error, code) in [
+        (ResolveError::NoName, ResponseCode::NXDomain),
+        (ResolveError::NoAddress, ResponseCode::NoError),
+        (ResolveError::Failed, ResponseCode::ServFail),
+        (ResolveError::LeadsNowhere, ResponseCode::ServFail),
+    ] {
+        let denied = Denied::from(error);
+        assert_eq!((denied.reason, denied.code), (DenyReason::Unresolved, code));
+    }
+}

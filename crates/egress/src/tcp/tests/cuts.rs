@@ -1,0 +1,68 @@
+//! What ends a connection that was allowed.
+
+use super::*;
+
+#[tokio::test]
+async fn a_policy_that_changes_cuts_what_it_no_longer_allows() {
+    for (to, allow) in [
+        (SSH, "git.example:22"),
+        (SSH, "all"),
+        (TLS, "93.184.0.0/16"),
+    ] {
+        let stage = Stage::open(policy(&[allow, "x.example"][..1], &[]), to, echo().await).await;
+        stage.tell("git.example", ADDRESS);
+        let mut stream = stage.connect().await;
+        let mut byte = [0];
+        for change in [policy(&[allow], &["other.test"]), policy(&[allow], &[])] {
+            stream.write_all(b"x").await.unwrap();
+            stream.read_exact(&mut byte).await.unwrap();
+            stage.ward.set_policy(change);
+            sleep(Duration::from_millis(20)).await;
+        }
+        stream.write_all(b"x").await.unwrap();
+        stream.read_exact(&mut byte).await.unwrap();
+        let cut = Instant::now();
+        stage.ward.set_policy(policy(&["other.example"], &[]));
+        assert!(is_reset(&read_all(&mut stream).await));
+        assert!(
+            cut.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            cut.elapsed()
+        );
+        let flows = stage.flows(2).await;
+        assert!(text(&flows[0]).starts_with("allowed"), "{flows:?}");
+        assert!(text(&flows[1]).starts_with("policy_changed"), "{flows:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_waits_in_buffers_is_not_sent_after_a_cut() {
+    let (told, mut heard) = tokio::sync::mpsc::channel(1);
+    let server = server(move |mut stream| {
+        let told = told.clone();
+        async move {
+            // Not read until the connection was cut.
+            sleep(Duration::from_millis(500)).await;
+            let read = stream.read_to_end(&mut Vec::new()).await;
+            told.send(is_reset(&read)).await.map_err(io::Error::other)
+        }
+    });
+    let stage = Stage::open(policy(&["all"], &[]), SSH, server.await).await;
+    let mut stream = stage.connect().await;
+    let flood = vec![7; 16 << 20];
+    let _ = timeout(Duration::from_millis(200), stream.write_all(&flood)).await;
+    stage.ward.set_policy(policy(&["none"], &[]));
+    assert!(timeout(SOON, heard.recv()).await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn dropping_the_gate_ends_everything() {
+    let stage = Stage::open(policy(&["all"], &[]), SSH, echo().await).await;
+    let mut stream = stage.connect().await;
+    stream.write_all(b"x").await.unwrap();
+    stream.read_u8().await.unwrap();
+    let gate = stage.gate;
+    drop(stage);
+    assert!(is_reset(&read_all(&mut stream).await));
+    assert!(tokio::net::TcpStream::connect(gate).await.is_err());
+}

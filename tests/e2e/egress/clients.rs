@@ -1,0 +1,273 @@
+//! What is allowed works, through the programs that people use, and nothing of it is slowed down
+//! or broken by who looks on.
+
+use super::{AUTHORITY, everywhere};
+use k8e_e2e::internet::{CDN, ELSEWHERE, PACKAGED, PRIVATE};
+
+#[test]
+fn curl() {
+    everywhere("good.example", |inside| {
+        for scheme in ["http", "https"] {
+            let story = inside
+                .curl(&format!("{scheme}://good.example/path?query"))
+                .unwrap();
+            assert!(story.contains("/path?query"), "{story}");
+        }
+        // As some write it.
+        let story = inside.curl("https://GOOD.example/capitals").unwrap();
+        assert!(story.contains("/capitals"), "{story}");
+        let story = inside.curl("http://good.example:80/port").unwrap();
+        assert!(story.contains("/port"), "{story}");
+        let both = inside
+            .curl("http://good.example/one http://good.example/two")
+            .unwrap();
+        assert_eq!(both.lines().count(), 2, "{both}");
+        let posted = inside
+            .curl("--data-binary @/usr/bin/curl https://good.example/posted")
+            .unwrap();
+        assert!(posted.contains("/posted"), "{posted}");
+        let posted = inside
+            .curl("--data-binary @/usr/bin/curl http://good.example/posted")
+            .unwrap();
+        assert!(posted.contains("/posted"), "{posted}");
+        let chunked = "-H 'Transfer-Encoding: chunked' --data-binary @/usr/bin/curl http://good.example/chunked http://good.example/next";
+        let chunked = inside.curl(chunked).unwrap();
+        assert_eq!(chunked.lines().count(), 2, "{chunked}");
+        assert!(
+            inside
+                .curl("--head http://good.example/ http://good.example/")
+                .unwrap()
+                .contains("200 OK")
+        );
+    });
+}
+
+#[test]
+fn requests_of_python() {
+    everywhere("good.example", |inside| {
+        let ran = inside.python(&format!(
+            "import requests\n\
+             for scheme in 'http', 'https':\n    \
+             with requests.Session() as session:\n        \
+             session.verify = '{AUTHORITY}'\n        \
+             for n in range(3): print(session.get(f'{{scheme}}://good.example/{{n}}').json()['target'])\n        \
+             print(session.post(f'{{scheme}}://good.example/post', data=b'x' * 100000).json()['host'])"
+        ));
+        assert_eq!(
+            ran.out(),
+            "/0\n/1\n/2\ngood.example\n".repeat(2),
+            "{}",
+            ran.all()
+        );
+        // Each scheme had one connection, that was kept.
+        let connections = inside.internet.log().connections();
+        assert_eq!(connections.len(), 2, "{connections:#?}");
+    });
+}
+
+#[test]
+fn pip() {
+    everywhere("good.example,pip.example", |inside| {
+        inside.internet.zone().address("pip.example", &[CDN]);
+        inside.internet.publish_wheel("pip.example");
+        inside.may_name("pip.example");
+        let said = inside.sh(&format!(
+            "cd /tmp && python3 -m pip install --quiet --no-cache-dir --disable-pip-version-check --cert {AUTHORITY} \
+             --index-url https://pip.example/simple --target /tmp/packages miniature >&2\n\
+             PYTHONPATH=/tmp/packages python3 -c 'import miniature; print(miniature.SAYS)'"
+        ));
+        assert_eq!(said.trim(), PACKAGED);
+    });
+}
+
+#[test]
+fn npm() {
+    everywhere("good.example,npm.example", |inside| {
+        inside.internet.zone().address("npm.example", &[CDN]);
+        inside.internet.publish_npm("npm.example");
+        inside.may_name("npm.example");
+        let said = inside.sh(&format!(
+            "mkdir -p /tmp/project && cd /tmp/project && export HOME=/tmp\n\
+             npm install --no-audit --no-fund --no-update-notifier --cafile {AUTHORITY} --registry https://npm.example/ miniature >&2\n\
+             node -p 'require(\"miniature\")'"
+        ));
+        assert_eq!(said.trim(), PACKAGED);
+    });
+}
+
+#[test]
+fn git() {
+    everywhere("good.example,git.example", |inside| {
+        inside.internet.zone().address("git.example", &[CDN]);
+        inside.internet.publish_git("git.example");
+        inside.may_name("git.example");
+        let said = inside.sh(&format!(
+            "cd /tmp && export HOME=/tmp GIT_SSL_CAINFO={AUTHORITY}\n\
+             git clone --quiet https://git.example/miniature.git && cat miniature/README"
+        ));
+        assert_eq!(said, PACKAGED);
+    });
+}
+
+#[test]
+fn a_websocket() {
+    everywhere("good.example", |inside| {
+        let ran = inside.python(&format!(
+            "import websocket\n\
+             for url in 'ws://good.example/ws', 'wss://good.example/ws':\n    \
+             c = websocket.create_connection(url, timeout=10, sslopt={{'ca_certs': '{AUTHORITY}'}})\n    \
+             for text in 'hello', 'x' * 60000:\n        \
+             c.send(text); print(c.recv() == text)\n    \
+             time.sleep(1); c.ping(); c.send('later'); print(c.recv()); c.close()"
+        ));
+        assert_eq!(ran.out(), "True\nTrue\nlater\n".repeat(2), "{}", ran.all());
+    });
+}
+
+#[test]
+fn a_large_hello() {
+    everywhere("good.example", |inside| {
+        // One of OpenSSL's in one record, and larger and in pieces by hand.
+        let ran = inside.python(&format!(
+            "context = ssl.create_default_context(cafile='{AUTHORITY}')\n\
+             context.set_alpn_protocols(['http/1.1'] + [f'protocol-{{n}}-' + 'x' * 40 for n in range(240)])\n\
+             s = context.wrap_socket(socket.create_connection(('good.example', 443), 10), server_hostname='good.example')\n\
+             s.sendall(get('good.example', '/large', more='Connection: close\\r\\n')); print(b'/large' in b''.join(iter(lambda: s.recv(65536), b'')))\n\
+             address = resolve('good.example')[0]\n\
+             padding = extension(21, b'\\0' * 30000)\n\
+             for data in [[hello('good.example', more=padding)], [hello('good.example', size=100)], [hello('good.example', size=1)]]:\n    \
+             print(say(address, 443, pieces=data)[:1])\n\
+             whole = hello('good.example'); print(say(address, 443, pieces=[bytes([b]) for b in whole[:100]] + [whole[100:]])[:1])\n\
+             print(say(address, 443, records(hello_body(padding, server_name('good.example'))))[:1])"
+        ));
+        let answered = ran.out().matches("b'\\x16'").count();
+        assert!(ran.out().contains("True") && answered == 5, "{}", ran.all());
+    });
+}
+
+#[test]
+fn a_request_in_pieces() {
+    everywhere("good.example", |inside| {
+        let ran = inside.python(
+            "whole = get('good.example', '/pieces', more='X: ' + 'y' * 5000 + '\\r\\n')\n\
+             address = resolve('good.example')[0]\n\
+             print(b'/pieces' in say(address, 80, pieces=[bytes([b]) for b in whole[:60]] + [whole[60:100], whole[100:]]))\n\
+             s = socket.create_connection((address, 80), 10); s.settimeout(10)\n\
+             s.sendall(get('good.example', '/one') + get('good.example', '/two') + get('good.example', '/three', more='Connection: close\\r\\n'))\n\
+             print(b''.join(iter(lambda: s.recv(65536), b'')).count(b'HTTP/1.1 200'))",
+        );
+        assert!(
+            ran.out().contains("True") && ran.out().ends_with("3\n"),
+            "{}",
+            ran.all()
+        );
+    });
+}
+
+#[test]
+fn a_port_of_a_host() {
+    let rules = "good.example,good.example:8443,good.example:7777,elsewhere.example:22";
+    everywhere(rules, |inside| {
+        inside.may_name("elsewhere.example");
+        inside.may_reach(CDN, 8443);
+        inside.may_reach(CDN, 7777);
+        inside.may_reach(ELSEWHERE, 22);
+        let story = inside.curl("https://good.example:8443/other").unwrap();
+        assert!(story.contains("/other"), "{story}");
+        // One who speaks first, and one who goes on when only one side has ended.
+        let ran = inside.python(
+            "s = socket.create_connection(('elsewhere.example', 22), 10); s.settimeout(10); print(s.recv(100))\n\
+             s = socket.create_connection(('good.example', 7777), 10); s.settimeout(10)\n\
+             s.sendall(b'half' * 1000); s.shutdown(socket.SHUT_WR)\n\
+             print(len(b''.join(iter(lambda: s.recv(65536), b''))))\n\
+             reach(resolve('elsewhere.example')[0], 443, hello('elsewhere.example'))",
+        );
+        assert!(
+            ran.out().contains("b'SSH-2.0-miniature\\r\\n'\n4000\n"),
+            "{}",
+            ran.all()
+        );
+        assert!(!ran.out().contains("ESCAPED"), "{}", ran.all());
+    });
+}
+
+#[test]
+fn a_port_of_a_network() {
+    let rules = "good.example,10.99.0.0/24:5432,45.10.3.1:22";
+    everywhere(rules, |inside| {
+        inside.may_reach(PRIVATE, 5432);
+        inside.may_reach(ELSEWHERE, 22);
+        let ran = inside.python(&format!(
+            "print(say('{PRIVATE}', 5432, b'data base')); print(say('{ELSEWHERE}', 22, b''))"
+        ));
+        assert!(ran.out().contains("b'data base'"), "{}", ran.all());
+        assert!(
+            ran.out().contains("b'SSH-2.0-miniature\\r\\n'"),
+            "{}",
+            ran.all()
+        );
+    });
+}
+
+#[test]
+fn a_private_address_of_a_name_that_a_network_covers() {
+    everywhere("good.example,inner.example,10.99.0.0/24:443", |inside| {
+        inside.internet.zone().address("inner.example", &[PRIVATE]);
+        inside.may_name("inner.example");
+        inside.may_reach(PRIVATE, 443);
+        let story = inside.curl("https://inner.example/inner").unwrap();
+        assert!(story.contains(&PRIVATE.to_string()), "{story}");
+    });
+}
+
+#[test]
+fn an_alias() {
+    everywhere("good.example,alias.example", |inside| {
+        inside
+            .internet
+            .zone()
+            .alias("alias.example", "chain.example");
+        inside
+            .internet
+            .zone()
+            .alias("chain.example", "elsewhere.example");
+        inside.may_name("alias.example");
+        inside.may_reach(ELSEWHERE, 443);
+        let story = inside.curl("https://alias.example/alias").unwrap();
+        assert!(story.contains(&ELSEWHERE.to_string()), "{story}");
+    });
+}
+
+#[test]
+fn a_large_download() {
+    everywhere("good.example", |inside| {
+        for scheme in ["http", "https"] {
+            let got = inside.curl(&format!(
+                "--max-time 120 -o /dev/null -w '%{{size_download}}' {scheme}://good.example/bytes/200000000"
+            ));
+            assert_eq!(got.as_deref(), Some("200000000"));
+        }
+    });
+}
+
+#[test]
+fn many_connections_at_once() {
+    everywhere("good.example", |inside| {
+        let said = inside.sh(&format!(
+            "cd /tmp; seq 40 | xargs -P 40 -I N curl -sSf --max-time 60 --cacert {AUTHORITY} -o out.N -w '%{{size_download}}\\n' https://good.example/bytes/300000"
+        ));
+        assert_eq!(said, "300000\n".repeat(40));
+    });
+}
+
+#[test]
+fn who_is_not_there() {
+    // It is allowed and does not answer: that is seen at once, not after minutes.
+    everywhere("good.example,good.example:9", |inside| {
+        inside.may_reach(CDN, 9);
+        let ran = inside.python(
+            "begun = time.time(); say(resolve('good.example')[0], 9, b'x', wait=20); print(time.time() - begun < 10)",
+        );
+        assert!(ran.out().ends_with("True\n"), "{}", ran.all());
+    });
+}
