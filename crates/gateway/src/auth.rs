@@ -11,6 +11,7 @@ pub(crate) mod throttle;
 pub(crate) mod tls;
 
 use crate::limit::{Class, Limiter, RateLimits};
+use crate::metrics::{AUTH_REFUSED, AUTH_WRONG_KEYS};
 use crate::secure::{Nameless, TlsPeer};
 use k8e_api::status::to_status;
 use k8e_engine::{Certificate, Sessions};
@@ -85,7 +86,7 @@ impl Doorkeeper {
         };
         let (who, credential) = known.inspect_err(|refused| {
             if refused.code() != tonic::Code::ResourceExhausted {
-                counter!("k8e_auth_refused_total").increment(1);
+                counter!(AUTH_REFUSED).increment(1);
             }
         })?;
         self.0
@@ -137,7 +138,7 @@ impl Doorkeeper {
         headers: &HeaderMap,
     ) -> Result<(Principal, Credential), Status> {
         if let Some(key) = headers.get("authorization") {
-            let key = key.to_str().ok().and_then(|text| bearer(text));
+            let key = key.to_str().ok().and_then(bearer);
             return self.by_key(peer.address, key);
         }
         match &peer.certificate {
@@ -162,7 +163,7 @@ impl Doorkeeper {
         let throttle = &self.0.throttle;
         let verified = key.and_then(|key| self.0.sessions.verify_key(&key).ok());
         let Some((who, id)) = verified else {
-            counter!("k8e_auth_wrong_keys_total").increment(1);
+            counter!(AUTH_WRONG_KEYS).increment(1);
             return Err(match throttle.wrong(from) {
                 Wrong::StillTooMany => too_many_wrong(),
                 Wrong::TooMany => {

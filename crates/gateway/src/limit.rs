@@ -3,6 +3,7 @@
 //! Counted after it is known who calls, so that nobody uses up what is another's. Those who run the
 //! server are not counted.
 
+use crate::metrics::RATE_LIMITED;
 use k8e_api::status::to_status;
 use k8e_model::{Code, Principal};
 use std::collections::HashMap;
@@ -125,7 +126,7 @@ impl Limiter {
             Class::Read => ("reads", self.limits.reads),
             Class::Write => ("writes", self.limits.writes),
         };
-        metrics::counter!("k8e_rate_limited_total", "class" => what).increment(1);
+        metrics::counter!(RATE_LIMITED, "class" => what).increment(1);
         let message = format!(
             "rate limit exceeded: this server takes {} {what} a second from you, {} at once; slow down and retry",
             rate.per_second, rate.burst

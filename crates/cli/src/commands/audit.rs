@@ -52,7 +52,7 @@ pub(crate) async fn run(args: AuditArgs, mut client: Client) -> Result<u8, Failu
         since_unix_ms: args
             .since
             .and_then(Span::into_option)
-            .map_or(0, |time| before_now_ms(time)),
+            .map_or(0, before_now_ms),
         limit: args.limit,
     };
     let listed = client.identity.list_audit(request).await?.into_inner();
