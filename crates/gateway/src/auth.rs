@@ -139,7 +139,9 @@ impl Doorkeeper {
     ) -> Result<(Principal, Credential), Status> {
         if let Some(key) = headers.get("authorization") {
             let key = key.to_str().ok().and_then(bearer);
-            return self.by_key(peer.address, key);
+            let known = self.by_key(peer.address, key)?;
+            peer.is_known();
+            return Ok(known);
         }
         match &peer.certificate {
             Some(Ok(certificate)) => {
@@ -168,7 +170,7 @@ impl Doorkeeper {
                 Wrong::StillTooMany => too_many_wrong(),
                 Wrong::TooMany => {
                     tracing::warn!("too many wrong API keys from {from}: it is slowed down");
-                    invalid_key()
+                    too_many_wrong()
                 }
                 Wrong::Told => invalid_key(),
             });

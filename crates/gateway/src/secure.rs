@@ -1,7 +1,8 @@
 //! Connections over TLS: handshakes side by side, each with little time, and room for who is known.
 //!
 //! Who has no certificate comes in too, for an API key may follow. Until it does he is a stranger,
-//! so strangers have a part of the door to themselves, and each address a part of that.
+//! so strangers have a part of the door to themselves, each address a part of that, and all of them
+//! little time.
 
 use crate::auth::{loopback, peer, tls};
 use crate::listen::{Bounded, Counted};
@@ -17,6 +18,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
@@ -29,11 +31,14 @@ const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 const STRANGERS_MAX: usize = 512;
 const STRANGERS_PER_ADDRESS_MAX: usize = 128;
 
+/// A stranger must have sent a key that is right by then.
+const KNOWN_WITHIN: Duration = Duration::from_secs(30);
+
 /// A connection whose handshake is over.
 pub(crate) struct Secured {
     stream: TlsStream<Counted<TcpStream>>,
     peer: TlsPeer,
-    _stranger: Option<Stranger>,
+    patience: Option<Patience>,
 }
 
 /// Who is at the other end, as far as the connection tells.
@@ -45,6 +50,16 @@ pub(crate) struct TlsPeer {
     pub(crate) certificate: Option<Result<Arc<Certificate>, Nameless>>,
     /// Whether the kernel says that he is somebody of this machine who may use the socket.
     pub(crate) local: bool,
+    /// While he is a stranger, his place among them.
+    stranger: Place,
+}
+
+type Place = Arc<Mutex<Option<Stranger>>>;
+
+/// Waits for a stranger to become known, not for ever.
+struct Patience {
+    stranger: Place,
+    until: Pin<Box<Sleep>>,
 }
 
 /// A certificate that says of nobody that it is his.
@@ -52,13 +67,14 @@ pub(crate) struct TlsPeer {
 pub(crate) struct Nameless;
 
 /// Connections without a certificate.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Strangers {
     all: usize,
     by_address: HashMap<IpAddr, usize>,
 }
 
 /// One of them, counted until it is dropped.
+#[derive(Debug)]
 struct Stranger {
     strangers: Arc<Mutex<Strangers>>,
     address: IpAddr,
@@ -125,19 +141,57 @@ async fn secure(
     } else {
         None
     };
+    let patience = stranger.is_some();
+    let stranger = Arc::new(Mutex::new(stranger));
     Some(Secured {
         stream,
+        patience: patience.then(|| Patience::new(&stranger)),
         peer: TlsPeer {
             address: peer.ip(),
             certificate,
             local,
+            stranger,
         },
-        _stranger: stranger,
     })
 }
 
 fn is_local(peer: SocketAddr, own: SocketAddr, group: &str) -> bool {
     loopback::peer_uid(peer, own).is_some_and(|uid| peer::user_may_enter(uid, group))
+}
+
+// === impl TlsPeer ===
+
+impl TlsPeer {
+    /// He has sent a key that is right: his place among strangers is free, and his time his own.
+    pub(crate) fn is_known(&self) {
+        let place = self.stranger.lock();
+        drop(place.unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+// === impl Patience ===
+
+impl Patience {
+    fn new(stranger: &Place) -> Self {
+        Self {
+            stranger: Arc::clone(stranger),
+            until: Box::pin(tokio::time::sleep(KNOWN_WITHIN)),
+        }
+    }
+
+    /// None while there is nothing to say yet; then whether he is known.
+    fn poll_known(&mut self, context: &mut Context<'_>) -> Option<bool> {
+        let place = self.stranger.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.is_none() {
+            return Some(true);
+        }
+        drop(place);
+        self.until
+            .as_mut()
+            .poll(context)
+            .is_ready()
+            .then_some(false)
+    }
 }
 
 // === impl Stranger ===
@@ -190,6 +244,13 @@ impl AsyncRead for Secured {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if let Some(patience) = &mut self.patience {
+            match patience.poll_known(context) {
+                Some(true) => self.patience = None,
+                Some(false) => return Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+                None => {}
+            }
+        }
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
@@ -227,6 +288,28 @@ impl AsyncWrite for Secured {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stranger_becomes_known_or_goes() {
+        let strangers = Arc::default();
+        let place = || {
+            let address = IpAddr::V4(1.into());
+            Arc::new(Mutex::new(Stranger::enter(&strangers, address)))
+        };
+        let known = async |stranger: &Place| {
+            let mut patience = Patience::new(stranger);
+            std::future::poll_fn(|context| match patience.poll_known(context) {
+                Some(known) => Poll::Ready(known),
+                None => Poll::Pending,
+            })
+            .await
+        };
+        assert!(!known(&place()).await, "time passes, and nothing comes");
+        let stranger = place();
+        drop(stranger.lock().unwrap().take());
+        assert!(known(&stranger).await);
+        assert_eq!(strangers.lock().unwrap().all, 0);
+    }
 
     #[test]
     fn strangers_have_their_part_and_each_address_a_part_of_that() {

@@ -37,9 +37,16 @@ pub(crate) struct Throttle {
 }
 
 struct Table {
-    wrong: HashMap<Source, Bucket>,
-    others: Bucket,
+    wrong: HashMap<Source, Guesses>,
+    others: Guesses,
     known: HashMap<KeyId, VecDeque<Source>>,
+}
+
+/// Wrong keys of one source.
+struct Guesses {
+    bucket: Bucket,
+    /// Whether they are known to be too many; forgotten after a pause.
+    told: bool,
 }
 
 /// What becomes of a call with a wrong key.
@@ -60,7 +67,7 @@ impl Throttle {
         Self {
             table: Mutex::new(Table {
                 wrong: HashMap::new(),
-                others: Bucket::full(Instant::now()),
+                others: Guesses::none(Instant::now()),
                 known: HashMap::new(),
             }),
         }
@@ -82,7 +89,7 @@ impl Throttle {
         if known.is_some_and(|places| places.contains(&from)) {
             return true;
         }
-        if table.bucket(from).is_empty(WRONG, now) {
+        if table.guesses(from).bucket.is_empty(WRONG, now) {
             return false;
         }
         if table.known.len() >= KNOWN_KEYS_MAX && !table.known.contains_key(key) {
@@ -98,14 +105,15 @@ impl Throttle {
 
     fn wrong_at(&self, from: Source, now: Instant) -> Wrong {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = table.bucket_mut(from, now);
-        if !bucket.take(WRONG, now) {
-            return Wrong::StillTooMany;
+        let guesses = table.guesses_mut(from, now);
+        guesses.told &= !guesses.bucket.is_full(now);
+        if guesses.bucket.take(WRONG, now) {
+            return Wrong::Told;
         }
-        if bucket.is_empty(WRONG, now) {
-            Wrong::TooMany
+        if std::mem::replace(&mut guesses.told, true) {
+            Wrong::StillTooMany
         } else {
-            Wrong::Told
+            Wrong::TooMany
         }
     }
 }
@@ -113,22 +121,30 @@ impl Throttle {
 // === impl Table ===
 
 impl Table {
-    fn bucket(&self, from: Source) -> &Bucket {
-        match self.wrong.get(&from) {
-            Some(bucket) => bucket,
-            // Who has sent nothing wrong is counted with the others only if he would be.
-            None => &self.others,
-        }
+    fn guesses(&self, from: Source) -> &Guesses {
+        // The others' have only what found no place of its own.
+        self.wrong.get(&from).unwrap_or(&self.others)
     }
 
-    fn bucket_mut(&mut self, from: Source, now: Instant) -> &mut Bucket {
+    fn guesses_mut(&mut self, from: Source, now: Instant) -> &mut Guesses {
         if !self.wrong.contains_key(&from) && self.wrong.len() >= SOURCES_MAX {
-            self.wrong.retain(|_, bucket| !bucket.is_full(now));
+            self.wrong.retain(|_, guesses| !guesses.bucket.is_full(now));
             if self.wrong.len() >= SOURCES_MAX {
                 return &mut self.others;
             }
         }
-        self.wrong.entry(from).or_insert_with(|| Bucket::full(now))
+        self.wrong.entry(from).or_insert_with(|| Guesses::none(now))
+    }
+}
+
+// === impl Guesses ===
+
+impl Guesses {
+    fn none(now: Instant) -> Self {
+        Self {
+            bucket: Bucket::full(now),
+            told: false,
+        }
     }
 }
 
@@ -161,11 +177,9 @@ mod tests {
         let (now, known, new) = (Instant::now(), KeyId::random(), KeyId::random());
         let (office, home) = (from("192.0.2.1"), from("198.51.100.1"));
         assert!(throttle.right_at(office, &known, now));
-        let second = (0..1000).map(|_| throttle.wrong_at(office, now));
-        assert_eq!(
-            second.filter(|wrong| *wrong == Wrong::StillTooMany).count(),
-            990
-        );
+        let second: Vec<_> = (0..1000).map(|_| throttle.wrong_at(office, now)).collect();
+        let count = |what| second.iter().filter(|wrong| **wrong == what).count();
+        assert_eq!((count(Wrong::Told), count(Wrong::TooMany)), (10, 1));
         assert!(throttle.right_at(office, &known, now), "it was right there");
         assert!(
             !throttle.right_at(office, &new, now),
