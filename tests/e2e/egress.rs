@@ -7,6 +7,7 @@
 
 mod addresses;
 mod clients;
+mod load;
 mod many;
 mod names;
 mod packets;
@@ -16,6 +17,7 @@ mod requests;
 mod resolvers;
 mod restart;
 mod reuse;
+mod speed;
 
 use k8e_e2e::internet::{CDN, DNS, Destination, Internet};
 use k8e_e2e::{Ran, Server, Session};

@@ -136,6 +136,13 @@ impl Server {
         }
     }
 
+    /// Starts the process again with other flags besides.
+    pub fn restart_with(&mut self, flags: &[&str]) {
+        self.flags
+            .extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self.restart();
+    }
+
     /// Where it keeps its sandboxes.
     pub fn runtime_dir(&self) -> PathBuf {
         let gvisor = self.flags.iter().any(|flag| flag.contains("gvisor"));

@@ -43,6 +43,85 @@ fn curl() {
 }
 
 #[test]
+fn large_and_unusual_requests() {
+    everywhere("good.example", |inside| {
+        inside.sh("head -c 5000000 /dev/zero > /tmp/five");
+        for scheme in ["http", "https"] {
+            let story = |args: &str| {
+                let story = inside.curl(&format!("{args} {scheme}://good.example/unusual"));
+                let story = story.unwrap_or_else(|| panic!("{args}: {}", inside.story()));
+                assert!(story.contains("/unusual"), "{args}: {story}");
+            };
+            // curl asks before it sends that much.
+            story("--data-binary @/tmp/five");
+            story("-T /tmp/five");
+            story("-H 'Expect:' --data-binary @/tmp/five");
+            story("-H \"Cookie: $(head -c 6000 /dev/zero | tr '\\0' c)\"");
+            story("-X PROPFIND");
+            story("--http1.0");
+            story("-H 'Connection: close'");
+        }
+        let arrived = inside.internet.log().requests();
+        assert!(arrived.iter().any(|request| request.method == "PROPFIND"));
+    });
+}
+
+#[test]
+fn answers_as_they_come() {
+    // Nobody waits for the rest of an answer before its beginning is passed on.
+    everywhere("good.example", |inside| {
+        for scheme in ["http", "https"] {
+            let ran = inside.python(&format!(
+                "import urllib.request\n\
+                 context = ssl.create_default_context(cafile='{AUTHORITY}')\n\
+                 begun = time.time()\n\
+                 answer = urllib.request.urlopen('{scheme}://good.example/drip', timeout=10, context=context)\n\
+                 lines = [answer.readline() for _ in range(5)]\n\
+                 print(lines == [b'drip\\n'] * 5, time.time() - begun < 5)"
+            ));
+            assert_eq!(ran.out(), "True True\n", "{}", ran.all());
+        }
+        // Who stops listening is not served on.
+        let open = || {
+            inside
+                .internet
+                .log()
+                .connections()
+                .iter()
+                .any(|one| one.open)
+        };
+        super::becomes("both ends are closed", || !open());
+    });
+}
+
+#[test]
+fn its_own_addresses() {
+    everywhere("good.example", |inside| {
+        let ran = inside.python(
+            "import threading\n\
+             def serve(s):\n    \
+             while True:\n        c, _ = s.accept(); c.sendall(b'own'); c.close()\n\
+             for family, address in (socket.AF_INET, '0.0.0.0'), (socket.AF_INET6, '::1'):\n    \
+             for port in 80, 443, 8000:\n        \
+             s = socket.socket(family); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind((address, port)); s.listen()\n        \
+             threading.Thread(target=serve, args=(s,), daemon=True).start()\n\
+             for port in 80, 443, 8000:\n    \
+             for address in '127.0.0.1', '127.1.2.3', 'localhost', '198.18.0.2', '::1', socket.gethostname():\n        \
+             try:\n            \
+             with socket.create_connection((address, port), 5) as c: said = c.recv(10)\n        \
+             except OSError as e: said = e\n        \
+             if said != b'own': print(address, port, said)\n\
+             u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('0.0.0.0', 5000)); u.settimeout(2)\n\
+             for address in '127.0.0.1', '198.18.0.2':\n    \
+             c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); c.settimeout(2); c.sendto(b'own', (address, 5000))\n    \
+             try: said, who = u.recvfrom(10); u.sendto(b'back', who); c.recv(10)\n    \
+             except OSError as e: print('udp', address, e)",
+        );
+        assert_eq!(ran.out(), "", "{}", ran.all());
+    });
+}
+
+#[test]
 fn requests_of_python() {
     everywhere("good.example", |inside| {
         let ran = inside.python(&format!(

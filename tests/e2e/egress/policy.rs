@@ -338,7 +338,6 @@ fn verdicts_are_counted() {
         .filter(|line| line.starts_with("k8e_egress_flows_total{"))
         .collect();
     for labels in [
-        ["allowed", "dns", ""],
         ["allowed", "tcp", ""],
         ["denied", "dns", "not_allowed"],
         ["denied", "tcp", "not_allowed"],

@@ -160,3 +160,27 @@ fn whoever_is_made_while_the_server_dies_is_closed_too() {
     reached.retain(|to, _| (to.address, to.port) != (CDN.into(), 80));
     assert!(reached.is_empty(), "{reached:#?}");
 }
+
+#[test]
+fn what_the_next_server_denies() {
+    let mut world = World::start(&[]);
+    let flags = ["--allowed-hosts", "good.example,other.example"];
+    let ids = RUNTIMES.map(|runtime| world.session(runtime, &flags).session.id);
+    let reaches = |world: &World, id: &str, name: &str| {
+        let code = format!("curl -sSf --max-time 10 http://{name}/");
+        let run = ["sandbox", "run", "--raw", "--session-id", id, &code];
+        world.server.k8e(&run).code == 0
+    };
+    for id in &ids {
+        assert!(reaches(&world, id, "other.example"));
+    }
+    world.server.kill();
+    world
+        .server
+        .restart_with(&["--denied-hosts", "other.example"]);
+    for id in &ids {
+        // Also for sessions that are older than the list.
+        assert!(!reaches(&world, id, "other.example"));
+        assert!(reaches(&world, id, "good.example"));
+    }
+}

@@ -1,8 +1,9 @@
 //! Attempts with what was allowed once: to somebody else, or until somebody changed it.
 
-use super::{Inside, RUNTIMES, World, becomes};
-use k8e_e2e::internet::{CDN, ELSEWHERE};
+use super::{Inside, PRELUDE, RUNTIMES, World, becomes, everywhere};
+use k8e_e2e::internet::{CDN, ELSEWHERE, PRIVATE};
 use serde_json::json;
+use std::net::Ipv4Addr;
 
 /// Keeps listening to `/drip` in the background; `/tmp/{name}` has what was heard, and `ended` when
 /// it is over.
@@ -18,7 +19,7 @@ fn has_ended(inside: &Inside<'_>, name: &str) -> bool {
 }
 
 /// How many connections to an address are open, as those who were connected to see it.
-fn open_at(inside: &Inside<'_>, address: std::net::Ipv4Addr) -> usize {
+fn open_at(inside: &Inside<'_>, address: Ipv4Addr) -> usize {
     let connections = inside.internet.log().connections();
     let open = connections
         .iter()
@@ -48,6 +49,61 @@ fn a_connection_kept_open_across_a_change() {
         ));
         inside.assert_not_reached(ELSEWHERE);
         inside.assert_denied(json!({ "name": "elsewhere.example", "reason": "policy_changed" }));
+    });
+}
+
+#[test]
+fn what_is_said_on_a_connection_kept_open() {
+    // Connections without a name, and one that was HTTP once: each speaks until it is cut.
+    let rules =
+        "good.example,elsewhere.example,elsewhere.example:7777,45.10.4.0/24:7777,10.99.0.0/24:5432";
+    everywhere(rules, |inside| {
+        inside.may_name("elsewhere.example");
+        let places = [
+            (ELSEWHERE, 80),
+            (ELSEWHERE, 443),
+            (ELSEWHERE, 7777),
+            (Ipv4Addr::new(45, 10, 4, 4), 7777),
+            (PRIVATE, 5432),
+        ];
+        for (address, port) in places {
+            inside.may_reach(address, port);
+        }
+        let talk = format!(
+            "import threading, websocket\n\
+             def keep(name, send, receive):\n    \
+             open('/tmp/talks', 'a').write(name + ' ')\n    \
+             try:\n        \
+             while True:\n            \
+             send('before' if not os.path.exists('/tmp/changed') else 'k8e-secret')\n            \
+             if not receive(): break\n            \
+             time.sleep(0.02)\n    \
+             except Exception: pass\n    \
+             open('/tmp/cut', 'a').write(name + ' ')\n\
+             def plain(name, address, port):\n    \
+             s = socket.create_connection((address, port), 10); threading.Thread(target=keep, args=(name, lambda t: s.sendall(t.encode()), lambda: s.recv(100))).start()\n\
+             plain('host', resolve('elsewhere.example')[0], 7777); plain('network', '45.10.4.4', 7777); plain('private', '{PRIVATE}', 5432)\n\
+             for url in 'ws://elsewhere.example/ws', 'wss://elsewhere.example/ws':\n    \
+             c = websocket.create_connection(url, timeout=10, sslopt={{'ca_certs': '/tmp/ca.pem'}}); threading.Thread(target=keep, args=(url, c.send, c.recv)).start()\n"
+        );
+        inside.sh(&format!(
+            "cat > /tmp/talk.py <<'EOF'\n{PRELUDE}\n{talk}\nEOF\nsetsid python3 /tmp/talk.py > /tmp/said 2>&1 &\n\
+             for n in $(seq 200); do [ $(wc -w < /tmp/talks) = 5 ] && exit 0; sleep 0.1; done 2>/dev/null; cat /tmp/said; exit 1"
+        ));
+        let open = || {
+            places
+                .iter()
+                .map(|(address, _)| open_at(inside, *address))
+                .sum::<usize>()
+        };
+        // One place is counted for each of its ports.
+        assert!(open() >= 5, "{}", inside.story());
+        inside.allow("good.example");
+        // What is said from now on arrives nowhere.
+        inside.sh("touch /tmp/changed");
+        becomes("cut where they were connected to", || open() == 0);
+        let cut = || inside.sh("wc -w < /tmp/cut").trim() == "5";
+        becomes("cut inside", cut);
     });
 }
 
