@@ -11,6 +11,8 @@ mod egress;
 mod escape;
 mod flood;
 mod gvisor;
+mod identity;
 mod internet_answers;
 mod metrics;
 mod pool;
+mod secrets;

@@ -69,6 +69,19 @@ label!(
     "tenant"
 );
 
+label!(
+    /// Names an API key, which itself is never shown again.
+    KeyId,
+    "key id"
+);
+
+impl KeyId {
+    /// A new id that no other key has.
+    pub fn random() -> Self {
+        Self(format!("key-{}", random_text()))
+    }
+}
+
 impl SessionId {
     /// A new id that nobody can guess.
     pub fn random() -> Self {

@@ -1,16 +1,22 @@
-//! What survives a restart: session records and events in SQL, transcripts in files.
+//! What survives a restart: sessions, events, keys, secrets and the audit in SQL, transcripts in files.
 //!
 //! One writer connection and a few readers (SQLite has one writer anyway, so nobody ever meets
 //! "database is locked"). Who may open the directory is decided elsewhere: the server holds a lock on it.
 
+mod audit;
 mod error;
 mod events;
+mod keys;
 mod purge;
+mod secrets;
 mod sessions;
 mod transcript;
 
+pub use audit::{AUDIT_ROWS_MAX, AuditQuery, AuditRow};
 pub use error::StoreError;
 pub use events::{EVENTS_KEPT_MAX, Event, EventPage, NewEvent};
+pub use keys::KeyRecord;
+pub use secrets::SecretEntry;
 pub use sessions::SessionQuery;
 pub use transcript::{
     PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX, TRANSCRIPT_FILE_BYTES_MAX, TranscriptPage,
@@ -45,6 +51,8 @@ struct Shared {
     write: SqlitePool,
     read: SqlitePool,
     transcripts: transcript::Transcripts,
+    /// Read, or made, when the first secret is used.
+    sealer: tokio::sync::OnceCell<secrets::Sealer>,
 }
 
 // === impl Store ===
@@ -79,6 +87,7 @@ impl Store {
                 write,
                 read,
                 transcripts,
+                sealer: tokio::sync::OnceCell::new(),
             }),
         };
         // A crash between removing a record and its transcript leaves the latter.

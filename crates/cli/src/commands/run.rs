@@ -30,6 +30,7 @@ Examples:
   k8e sandbox run 'make test' --raw --timeout 10m --memory 2GiB --fresh
   k8e sandbox run 'ls' --tenant my-project
   k8e sandbox run 'pip install requests' --fresh --allowed-hosts @python
+  k8e sandbox run 'gh auth status' --secret GH_TOKEN=github:token
 
 Output:
   {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"status\":\"completed\",…}
@@ -83,6 +84,12 @@ impl RunArgs {
                 format!(
                     "--allowed-hosts is for a new session: change that of {session_id} with `k8e sandbox allow-hosts`"
                 ),
+                "invalid",
+            ));
+        }
+        if !session_id.is_empty() && !self.spec.secret.is_empty() {
+            return Err(Failure::request(
+                format!("--secret is for a new session: {session_id} has those it was made with"),
                 "invalid",
             ));
         }

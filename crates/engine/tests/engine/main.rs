@@ -5,15 +5,18 @@
     reason = "a test that is surprised panics"
 )]
 
+mod audit;
 mod egress;
 mod expiry;
 mod files;
 mod history;
 mod hostile;
+mod keys;
 mod lifecycle;
 mod pool;
 mod recovery;
 mod run;
+mod secrets;
 mod tenants;
 
 use k8e_driver::Driver;
