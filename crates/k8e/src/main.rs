@@ -34,7 +34,7 @@ struct K8e {
 enum Role {
     /// Serve sandboxes on this machine
     #[command(long_about = server::LONG_ABOUT)]
-    Server(server::ServerArgs),
+    Server(Box<server::ServerArgs>),
     /// Check whether this machine can make sandboxes
     #[command(long_about = check_config::LONG_ABOUT)]
     CheckConfig(check_config::CheckConfigArgs),
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     match role {
-        Role::Server(args) => server::run(&globals, args),
+        Role::Server(args) => server::run(&globals, *args),
         Role::CheckConfig(args) => check_config::run(&globals, &args, server::GUEST),
         Role::Client(command) => k8e_cli::run(&globals, command, K8e::command()),
     }
