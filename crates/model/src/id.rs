@@ -1,4 +1,4 @@
-//! Names of sessions, sandboxes and tenants: random where we make them, DNS labels always.
+//! Names of sessions, sandboxes, tenants, runs and terminals: random where we make them, DNS labels always.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -69,6 +69,17 @@ label!(
     "tenant"
 );
 
+label!(
+    /// Names a background run; always random.
+    RunId,
+    "run id"
+);
+label!(
+    /// Names a terminal; always random.
+    TerminalId,
+    "terminal id"
+);
+
 impl SessionId {
     /// A new id that nobody can guess.
     pub fn random() -> Self {
@@ -80,6 +91,20 @@ impl SandboxId {
     /// A new id that nobody can guess.
     pub fn random() -> Self {
         Self(format!("sbx-{}", random_text()))
+    }
+}
+
+impl RunId {
+    /// A new id that nobody can guess.
+    pub fn random() -> Self {
+        Self(format!("run-{}", random_text()))
+    }
+}
+
+impl TerminalId {
+    /// A new id that nobody can guess.
+    pub fn random() -> Self {
+        Self(format!("term-{}", random_text()))
     }
 }
 

@@ -3,6 +3,7 @@
 //! Everything here is checked when it is made: a value of one of these types is already
 //! valid, so the crates that use it check nothing again. No IO, no async, no clock.
 
+mod background;
 mod bounded_map;
 mod command;
 pub mod egress;
@@ -19,6 +20,7 @@ mod runtime;
 mod session;
 mod template;
 
+pub use background::{BACKGROUND_OUTPUT_BYTES_MAX, BackgroundRun, BackgroundStatus};
 pub use bounded_map::{Env, Labels};
 pub use command::{CODE_BYTES_MAX, Command, Outcome, Program, RUN_TIMEOUT_DEFAULT, RunStatus};
 pub use egress::{
@@ -26,7 +28,7 @@ pub use egress::{
     Ipv4Net, RULES_MAX, Rule, Target,
 };
 pub use error::{Code, Error};
-pub use id::{SandboxId, SessionId, TenantId};
+pub use id::{RunId, SandboxId, SessionId, TenantId, TerminalId};
 pub use language::Language;
 pub use lifetime::Lifetime;
 pub use limits::{LimitEvents, LimitKind, Limits};

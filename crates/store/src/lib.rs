@@ -1,4 +1,4 @@
-//! What survives a restart: session records and events in SQL, transcripts in files.
+//! What survives a restart: records of sessions, runs and terminals and events in SQL, transcripts in files.
 //!
 //! One writer connection and a few readers (SQLite has one writer anyway, so nobody ever meets
 //! "database is locked"). Who may open the directory is decided elsewhere: the server holds a lock on it.
@@ -6,12 +6,16 @@
 mod error;
 mod events;
 mod purge;
+mod runs;
 mod sessions;
+mod terminals;
 mod transcript;
 
 pub use error::StoreError;
 pub use events::{EVENTS_KEPT_MAX, Event, EventPage, NewEvent};
+pub use runs::{RUN_OUTPUT_KEPT_BYTES_MAX, RUNS_KEPT_MAX};
 pub use sessions::SessionQuery;
+pub use terminals::TerminalRecord;
 pub use transcript::{
     PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX, TRANSCRIPT_FILE_BYTES_MAX, TranscriptPage,
 };
