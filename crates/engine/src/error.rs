@@ -2,7 +2,7 @@
 
 use k8e_driver::DriverError;
 use k8e_egress::EgressError;
-use k8e_model::{Code, SessionId};
+use k8e_model::{Code, RunId, SessionId, TerminalId};
 use k8e_store::StoreError;
 use std::time::Duration;
 
@@ -20,6 +20,18 @@ pub enum Error {
         id: SessionId,
         /// Why it ended.
         reason: String,
+    },
+    /// No such run, or it is another principal's: the two must not be told apart.
+    #[error("run {0} not found")]
+    RunNotFound(RunId),
+    /// No such terminal, or it is another principal's: the two must not be told apart.
+    #[error("terminal {0} not found")]
+    TerminalNotFound(TerminalId),
+    /// The server is full.
+    #[error("{max} terminals are open, which is all this server takes: destroy some")]
+    TerminalsFull {
+        /// How many may be.
+        max: usize,
     },
     /// The id is taken by a session that is not over.
     #[error("session {0} exists already: choose another id or destroy it first")]
@@ -136,12 +148,16 @@ impl Error {
     /// What it means to a caller.
     pub fn code(&self) -> Code {
         match self {
-            Self::SessionNotFound(_) | Self::SessionOver { .. } => Code::NotFound,
+            Self::SessionNotFound(_)
+            | Self::SessionOver { .. }
+            | Self::RunNotFound(_)
+            | Self::TerminalNotFound(_) => Code::NotFound,
             Self::SessionExists(_) => Code::Exists,
             Self::SessionsFull { .. }
             | Self::OwnerFull { .. }
             | Self::LaunchesFull(_)
             | Self::SessionBusy { .. }
+            | Self::TerminalsFull { .. }
             | Self::GuestBusy(_) => Code::Exhausted,
             Self::SessionNotReady(_) | Self::InputClosed(_) => Code::Precondition,
             Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,

@@ -16,7 +16,9 @@ mod pool;
 mod processes;
 mod recorder;
 mod run;
+mod runs;
 mod sessions;
+mod terminals;
 
 pub use config::Config;
 pub use error::Error;
@@ -28,4 +30,8 @@ pub use k8e_store::{Event, EventPage, TranscriptPage};
 pub use pool::PoolStatus;
 pub use processes::Process;
 pub use run::{Run, RunEvent, RunInput, RunRequest, RunTarget};
+pub use runs::{BackgroundStarted, RunWatch, RunWatchEvent};
 pub use sessions::{FlowStream, ListFilter, RuntimeStatus, ServerStatus, SessionView, Sessions};
+pub use terminals::{
+    Foreground, TerminalEvent, TerminalExit, TerminalRequest, TerminalStream, TerminalView,
+};

@@ -4,11 +4,10 @@
     reason = "any other reply is out of turn, also one that does not exist yet"
 )]
 
-use super::{Run, RunRequest, RunTarget, SharedInputs, Stage};
+use super::{Begun, Run, RunRequest, RunTarget};
 use crate::guest::{Call, clean};
 use crate::live::{Live, Purpose, Use};
 use crate::metrics::{self, RunEnd};
-use crate::recorder::Transcriber;
 use crate::sessions::Owned;
 use crate::{Error, Sessions};
 use bytes::Bytes;
@@ -20,7 +19,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 /// How often a tenant's session is looked for when the one found turns out to be dead.
-const TENANT_TRIES: usize = 3;
+pub(crate) const TENANT_TRIES: usize = 3;
 
 /// Of a program's name in an event or an error.
 const SHOWN_BYTES_MAX: usize = 256;
@@ -63,7 +62,7 @@ impl Sessions {
     }
 
     /// The tenant's session, and whether it was made just now. Of many callers at once, one makes it.
-    async fn tenant_session(
+    pub(crate) async fn tenant_session(
         &self,
         who: &Principal,
         spec: &SessionSpec,
@@ -97,7 +96,7 @@ impl Sessions {
         let limits_before = live.limit_events();
         let started = Instant::now();
         let program = shown(&command.program);
-        let (mut call, pid) = match start_call(used, &command).await {
+        let (call, pid) = match start_call(used, &command).await {
             Ok(started) => started,
             Err(error) => {
                 let detail = json!({ "program": program, "error": error.to_string() });
@@ -116,29 +115,19 @@ impl Sessions {
             "run_started",
             json!({ "program": program, "pid": pid }),
         );
-        let (inputs, input) = SharedInputs::split(call.inputs.take(), command.stdin);
-        Ok(Run {
-            session_id: live.record.id.clone(),
-            session_created: created,
-            runtime: live.record.runtime,
-            shared: Arc::clone(shared),
-            live,
-            stage: Stage::Started(pid),
-            call: Some(call),
-            inputs: Some(inputs),
-            input: Some(input),
-            owned,
+        let begun = Begun {
+            call,
+            pid,
             started,
             timeout: command.timeout,
             output_bytes_max: command.output_bytes_max,
+            stdin: command.stdin,
             limits_before,
-            stdout_bytes: 0,
-            stderr_bytes: 0,
-            late_bytes: 0,
-            waiting_since: None,
-            at_hand: None,
-            transcriber: Transcriber::default(),
-        })
+        };
+        let mut run = Run::new(shared, live, begun);
+        run.session_created = created;
+        run.owned = owned;
+        Ok(run)
     }
 }
 
@@ -154,7 +143,7 @@ async fn start_call(used: Use, command: &Command) -> Result<(Call, i32), Error> 
 }
 
 /// What the guest is told. The command's environment goes over the session's.
-fn exec(session: &Env, command: &Command) -> proto::Exec {
+pub(crate) fn exec(session: &Env, command: &Command) -> proto::Exec {
     let mut env: BTreeMap<&str, &str> = session.iter().collect();
     env.extend(command.env.iter());
     let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
@@ -193,7 +182,7 @@ fn exec(session: &Env, command: &Command) -> proto::Exec {
     }
 }
 
-fn refused(call: &Call, error: &proto::Error, program: &Program) -> Error {
+pub(crate) fn refused(call: &Call, error: &proto::Error, program: &Program) -> Error {
     if proto::ErrorCode::try_from(error.code) != Ok(proto::ErrorCode::NoProgram) {
         return call.refused(error);
     }
@@ -207,7 +196,7 @@ fn refused(call: &Call, error: &proto::Error, program: &Program) -> Error {
 }
 
 /// A program's name for people.
-fn shown(program: &Program) -> String {
+pub(crate) fn shown(program: &Program) -> String {
     match program {
         Program::Code { language, .. } => language.as_str().to_owned(),
         Program::Argv(args) => {

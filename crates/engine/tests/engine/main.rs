@@ -5,6 +5,7 @@
     reason = "a test that is surprised panics"
 )]
 
+mod background;
 mod egress;
 mod expiry;
 mod files;
@@ -15,6 +16,7 @@ mod pool;
 mod recovery;
 mod run;
 mod tenants;
+mod terminals;
 
 use k8e_driver::Driver;
 use k8e_engine::{Config, Error, Run, RunEvent, RunRequest, RunTarget, SessionView, Sessions};
