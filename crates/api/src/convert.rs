@@ -1,12 +1,16 @@
 //! Wire messages to model types and back. What comes out of here is checked.
 
+mod background;
 mod egress;
 mod run;
 mod session;
+mod terminal;
 
+pub use background::{background_command, background_run, run_id};
 pub use egress::{allowed_hosts, egress_flow};
 pub use run::{command, exited};
 pub use session::{limits, phase_filter, session, session_id, session_spec, tenant_filter};
+pub use terminal::{terminal_command, terminal_grace, terminal_id, terminal_input, terminal_size};
 
 use k8e_model::{Env, Error};
 use std::collections::{BTreeMap, HashMap};

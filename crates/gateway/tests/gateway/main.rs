@@ -2,8 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod admin;
+mod background;
 mod bounds;
 mod doors;
 mod egress;
 mod runs;
 mod server;
+mod terminals;
