@@ -209,12 +209,19 @@ fn a_terminal_is_a_terminal(runtime: &str) {
         terminal.until_foreground(false).await;
         terminal.write(b"\x03").await;
         terminal.until_foreground(true).await;
+        terminal.write(b"echo calm a''gain\n").await;
+        reader.until("calm again\r\n").await;
+        reader.until("ready> ").await;
         // Two read, one leaves, comes again, and has missed nothing.
         let mut second = terminal.attach().await;
         terminal.write(b"seq 1 30000; echo all-$((6 * 7))\n").await;
         let first = reader.until("all-42\r\n").await;
         let both = second.until("all-42\r\n").await;
-        let tail = |said: &[u8]| said[said.len() - 60_000..].to_vec();
+        let tail = |said: &[u8]| {
+            let text = String::from_utf8_lossy(said);
+            assert!(said.len() > 60_000, "it was cut short: {text:?}");
+            said[said.len() - 60_000..].to_vec()
+        };
         assert!(tail(&first) == tail(&both));
         drop(second);
         let mut again = terminal.attach().await;

@@ -1,15 +1,21 @@
-//! The Rust client: the generated stub over a channel that is set up right.
+//! The Rust client: the generated stubs over a channel that is set up right.
 
 #[cfg(unix)]
 mod unix;
 
+use crate::v1::identity_client::IdentityClient;
 use crate::v1::sandboxes_client::SandboxesClient;
+use crate::v1::secrets_client::SecretsClient;
 use crate::{REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
+use k8e_model::ApiKey;
 use std::error::Error as _;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::time::Duration;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
 
 /// A server that does not answer the connection by then is not there.
@@ -45,8 +51,10 @@ pub struct TlsEndpoint {
     pub authority: String,
     /// The certificate that signed the server's.
     pub ca_pem: Vec<u8>,
-    /// Our own certificate and key; none when we have none, which servers refuse.
+    /// Our own certificate and key, if we have them.
     pub identity: Option<ClientIdentity>,
+    /// Sent with every call: for who has no certificate, or is about to ask for one.
+    pub api_key: Option<ApiKey>,
 }
 
 /// A client certificate and its key.
@@ -58,9 +66,23 @@ pub struct ClientIdentity {
     pub key_pem: Vec<u8>,
 }
 
-/// The server's calls, as the generated stub names them.
+/// The server's calls, as the generated stubs name them. It is the stub of `Sandboxes`, and has
+/// those of the other services.
 #[derive(Clone, Debug)]
-pub struct Client(SandboxesClient<Channel>);
+pub struct Client {
+    sandboxes: SandboxesClient<Calls>,
+    /// Keys, certificates and the audit.
+    pub identity: IdentityClient<Calls>,
+    /// Secrets.
+    pub secrets: SecretsClient<Calls>,
+}
+
+/// What the stubs call through.
+pub type Calls = InterceptedService<Channel, Bearer>;
+
+/// Puts an API key into every call, if there is one.
+#[derive(Clone)]
+pub struct Bearer(Option<MetadataValue<Ascii>>);
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -96,27 +118,72 @@ pub enum ConnectError {
 impl Client {
     /// Connects, and fails when nobody answers.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self, ConnectError> {
-        let channel = match endpoint {
-            Endpoint::Unix(path) => connect_unix(endpoint, path).await?,
-            Endpoint::Tls(tls) => connect_tls(endpoint, tls).await?,
+        let (channel, bearer) = match endpoint {
+            Endpoint::Unix(path) => (connect_unix(endpoint, path).await?, Bearer(None)),
+            Endpoint::Tls(tls) => {
+                let bearer = Bearer::new(tls.api_key.as_ref());
+                (connect_tls(endpoint, tls).await?, bearer)
+            }
         };
-        let stub = SandboxesClient::new(channel)
+        let calls = InterceptedService::new(channel, bearer);
+        let sandboxes = SandboxesClient::new(calls.clone())
             .max_decoding_message_size(RESPONSE_BYTES_MAX)
             .max_encoding_message_size(REQUEST_BYTES_MAX);
-        Ok(Self(stub))
+        Ok(Self {
+            sandboxes,
+            identity: IdentityClient::new(calls.clone())
+                .max_decoding_message_size(RESPONSE_BYTES_MAX),
+            secrets: SecretsClient::new(calls),
+        })
     }
 }
 
 impl Deref for Client {
-    type Target = SandboxesClient<Channel>;
+    type Target = SandboxesClient<Calls>;
     fn deref(&self) -> &Self::Target {
-        &self.0
+        &self.sandboxes
     }
 }
 
 impl DerefMut for Client {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
+        &mut self.sandboxes
+    }
+}
+
+// === impl Bearer ===
+
+impl Bearer {
+    fn new(key: Option<&ApiKey>) -> Self {
+        let value = key.and_then(|key| format!("Bearer {}", key.reveal()).parse().ok());
+        Self(value.map(|mut value: MetadataValue<Ascii>| {
+            // So that no log prints it, and no table of headers keeps it.
+            value.set_sensitive(true);
+            value
+        }))
+    }
+}
+
+impl Interceptor for Bearer {
+    fn call(
+        &mut self,
+        mut request: tonic::Request<()>,
+    ) -> Result<tonic::Request<()>, tonic::Status> {
+        if let Some(key) = &self.0 {
+            request.metadata_mut().insert("authorization", key.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// Without the key.
+impl std::fmt::Debug for Bearer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() {
+            "Bearer(…)"
+        } else {
+            "Bearer(none)"
+        })
     }
 }
 

@@ -43,23 +43,6 @@ pub fn connection_lost(status: &Status) -> Option<String> {
     Some(cause.to_string())
 }
 
-/// As it is written in answers and logs.
-pub fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Invalid => "invalid",
-        Code::NotFound => "not_found",
-        Code::Exists => "exists",
-        Code::Precondition => "precondition",
-        Code::Exhausted => "exhausted",
-        Code::Denied => "denied",
-        Code::Unauthenticated => "unauthenticated",
-        Code::Unsupported => "unsupported",
-        Code::Timeout => "timeout",
-        Code::Unavailable => "unavailable",
-        Code::Internal => "internal",
-    }
-}
-
 fn grpc_code(code: Code) -> tonic::Code {
     match code {
         Code::Invalid => tonic::Code::InvalidArgument,

@@ -1,6 +1,8 @@
-//! `k8e sandbox …`: one file for each command.
+//! `k8e sandbox …`, and the commands beside it: one file for each.
 
 mod allow_hosts;
+pub(crate) mod apikey;
+pub(crate) mod audit;
 mod create;
 mod destroy;
 mod egress;
@@ -11,11 +13,13 @@ mod get;
 mod hosts;
 mod list;
 mod log;
+pub(crate) mod login;
 mod pool;
 mod ps;
 mod read;
 mod run;
 mod runs;
+pub(crate) mod secret;
 mod sessions;
 mod shell;
 mod spec;

@@ -9,6 +9,7 @@ mod autostart;
 use crate::Globals;
 use crate::failure::Failure;
 use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoint};
+use k8e_model::ApiKey;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -85,33 +86,103 @@ fn endpoint(address: Address, globals: &Globals) -> Result<Endpoint, Failure> {
         std::fs::read(&path).map_err(|e| {
             Failure::unreachable(
                 format!(
-                    "cannot read {}: a server on TCP needs ca.crt, client.crt and client.key there; copy them from \
-                     <data-dir>/tls/admin on the server, or name their directory with --cert-dir",
+                    "cannot read {}: a server on TCP needs ca.crt there (from <data-dir>/tls on the server), and \
+                     an API key (--apikey) or a certificate (`k8e login`); --cert-dir names another directory",
                     path.display()
                 ),
                 e.to_string(),
             )
         })
     };
-    let identity = ClientIdentity {
-        cert_pem: read("client.crt")?,
-        key_pem: read("client.key")?,
+    let ca_pem = read("ca.crt")?;
+    let api_key = api_key(globals);
+    // Who says who he is with a key needs no certificate, and on this machine the kernel may know.
+    let optional = api_key.is_some() || is_loopback(&authority);
+    let identity = if optional && !dir.join("client.crt").exists() {
+        None
+    } else {
+        Some(ClientIdentity {
+            cert_pem: read("client.crt")?,
+            key_pem: read("client.key")?,
+        })
     };
     Ok(Endpoint::Tls(TlsEndpoint {
         authority,
-        ca_pem: read("ca.crt")?,
-        identity: Some(identity),
+        ca_pem,
+        identity,
+        api_key,
     }))
+}
+
+/// Where to log in: the server's authority may be of this machine, and no certificate is needed.
+pub(crate) fn login_endpoint(globals: &Globals) -> Result<Endpoint, Failure> {
+    let authority = match address(globals)? {
+        Some(Address::Tcp(authority)) => authority,
+        Some(Address::Unix(path)) => return Ok(Endpoint::Unix(path)),
+        None => {
+            return Err(Failure::request(
+                "name the server to log in to with --endpoint or K8E_SANDBOX_ENDPOINT",
+                "invalid",
+            ));
+        }
+    };
+    let dir = own_cert_dir(globals);
+    let own = dir.join("ca.crt");
+    let ca = if own.exists() {
+        own.clone()
+    } else {
+        globals.data_dir.join("tls/sandbox-ca.crt")
+    };
+    let ca_pem = std::fs::read(ca).map_err(|e| {
+        Failure::request(
+            format!(
+                "cannot read {}: copy <data-dir>/tls/sandbox-ca.crt from the server to it, or the server could be anybody",
+                own.display()
+            ),
+            e.to_string(),
+        )
+    })?;
+    // A certificate that is there can be renewed without the key.
+    let read = |name: &str| std::fs::read(dir.join(name)).ok();
+    let pair = read("client.crt").zip(read("client.key"));
+    let api_key = api_key(globals);
+    Ok(Endpoint::Tls(TlsEndpoint {
+        authority,
+        ca_pem,
+        identity: pair
+            .filter(|_| api_key.is_none())
+            .map(|(cert_pem, key_pem)| ClientIdentity { cert_pem, key_pem }),
+        api_key,
+    }))
+}
+
+fn api_key(globals: &Globals) -> Option<ApiKey> {
+    globals.apikey.as_ref().and_then(|key| key.0.clone())
+}
+
+fn is_loopback(authority: &str) -> bool {
+    let host = authority
+        .rsplit_once(':')
+        .map_or(authority, |(host, _)| host);
+    let ip = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+}
+
+/// The named directory; else the user's own.
+pub(crate) fn own_cert_dir(globals: &Globals) -> PathBuf {
+    globals.cert_dir.clone().unwrap_or_else(|| {
+        std::env::home_dir()
+            .unwrap_or_default()
+            .join(".k8e/sandbox")
+    })
 }
 
 /// The named directory; else the user's own; else, for root on the server itself, the server's.
 fn cert_dir(globals: &Globals) -> PathBuf {
-    if let Some(dir) = &globals.cert_dir {
-        return dir.clone();
+    let own = own_cert_dir(globals);
+    if globals.cert_dir.is_some() {
+        return own;
     }
-    let own = std::env::home_dir()
-        .unwrap_or_default()
-        .join(".k8e/sandbox");
     let servers = globals.data_dir.join("tls/admin");
     let has_certs = |dir: &Path| dir.join("ca.crt").exists();
     if !has_certs(&own) && has_certs(&servers) {
@@ -182,6 +253,16 @@ async fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn loopbacks() {
+        for local in ["localhost:1", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1"] {
+            assert!(is_loopback(local), "{local}");
+        }
+        for other in ["localhost.example:1", "10.0.0.1:1", "[2001:db8::1]:1"] {
+            assert!(!is_loopback(other), "{other}");
+        }
+    }
 
     #[test]
     fn addresses() {

@@ -1,7 +1,7 @@
 //! Why a command failed, and the exit code that says so to scripts.
 
 use k8e_api::client::ConnectError;
-use k8e_api::status::{Status, code_name, connection_lost, from_status, retry_after};
+use k8e_api::status::{Status, connection_lost, from_status, retry_after};
 use std::io;
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ impl From<Status> for Failure {
         Self::Told {
             exit: EXIT_REQUEST,
             error: error.message,
-            detail: code_name(error.code).to_owned(),
+            detail: error.code.as_str().to_owned(),
             retry_after: retry_after(&status),
         }
     }
@@ -94,7 +94,7 @@ impl From<ConnectError> for Failure {
 
 impl From<k8e_model::Error> for Failure {
     fn from(error: k8e_model::Error) -> Self {
-        Self::request(error.message, code_name(error.code))
+        Self::request(error.message, error.code.as_str())
     }
 }
 

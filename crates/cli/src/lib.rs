@@ -18,6 +18,7 @@ pub use completion::CompletionArgs;
 
 use clap::{Args, Parser, Subcommand};
 use failure::{EXIT_INTERRUPTED, EXIT_REQUEST, Failure};
+use k8e_model::ApiKey;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -56,6 +57,18 @@ pub struct Globals {
     )]
     pub cert_dir: Option<PathBuf>,
 
+    /// Who you are, for a server on TCP: an API key that was made there
+    #[arg(
+        long,
+        global = true,
+        env = "K8E_SANDBOX_APIKEY",
+        hide_env_values = true,
+        value_name = "KEY",
+        value_parser = KeyArg::parse,
+        help_heading = "Connection"
+    )]
+    pub apikey: Option<KeyArg>,
+
     /// Do not start a server when none runs on this machine
     #[arg(
         long,
@@ -67,12 +80,32 @@ pub struct Globals {
     pub no_autostart: bool,
 }
 
+/// An API key as it was typed; an empty one is none, which is how people unset a variable.
+#[derive(Clone, Debug)]
+pub struct KeyArg(Option<ApiKey>);
+
 /// The commands of a client.
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Run code and commands in sandboxes, and manage them
     #[command(subcommand, long_about = commands::ABOUT)]
     Sandbox(Box<commands::SandboxCommand>),
+
+    /// Make, list and delete API keys
+    #[command(subcommand, long_about = commands::apikey::LONG_ABOUT)]
+    Apikey(commands::apikey::ApikeyCommand),
+
+    /// Get a certificate for an API key
+    #[command(long_about = commands::login::LONG_ABOUT)]
+    Login(commands::login::LoginArgs),
+
+    /// Set, list and delete secrets for commands in sandboxes
+    #[command(subcommand, long_about = commands::secret::LONG_ABOUT)]
+    Secret(commands::secret::SecretCommand),
+
+    /// Show who changed what
+    #[command(long_about = commands::audit::LONG_ABOUT)]
+    Audit(commands::audit::AuditArgs),
 
     /// Measure this server next to what this machine and other tools need
     Bench(bench::BenchArgs),
@@ -105,6 +138,7 @@ pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
 pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCode {
     let json = match &command {
         Command::Sandbox(command) => command.prints_json(),
+        Command::Apikey(_) | Command::Login(_) | Command::Secret(_) | Command::Audit(_) => true,
         Command::Bench(_) | Command::Completion(_) => false,
     };
     let result = match command {
@@ -114,6 +148,17 @@ pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCod
             block_on_to_the_end(commands::run(*command, globals))
         }
         Command::Sandbox(command) => block_on(commands::run(*command, globals)),
+        Command::Apikey(command) => block_on(async {
+            commands::apikey::run(command, connect::connect(globals).await?).await
+        }),
+        Command::Login(args) => block_on(commands::login::run(args, globals)),
+        Command::Secret(command) => block_on(async {
+            let request = command.request().await?;
+            commands::secret::run(request, connect::connect(globals).await?).await
+        }),
+        Command::Audit(args) => {
+            block_on(async { commands::audit::run(args, connect::connect(globals).await?).await })
+        }
         // Interrupted, it still has to remove what it made.
         Command::Bench(args) => block_on_to_the_end(bench::run(args, globals)),
     };
@@ -156,7 +201,20 @@ fn block_on_to_the_end(work: impl Future<Output = Result<u8, Failure>>) -> Resul
 
 fn wants_json(args: &[OsString]) -> bool {
     let has = |word: &str| args.iter().any(|arg| arg == word);
-    has("sandbox") && !has("--raw")
+    let ours = ["sandbox", "apikey", "login", "secret", "audit"];
+    ours.into_iter().any(has) && !has("--raw")
+}
+
+// === impl KeyArg ===
+
+impl KeyArg {
+    /// What is wrong is not repeated: it may be nearly right.
+    fn parse(text: &str) -> Result<Self, k8e_model::Error> {
+        if text.is_empty() {
+            return Ok(Self(None));
+        }
+        ApiKey::parse(text).map(Some).map(Self)
+    }
 }
 
 #[cfg(test)]
@@ -224,6 +282,17 @@ mod tests {
             "k8e sandbox shell s -- python3 -q",
             "k8e sandbox shell --tenant t -- top",
             "k8e sandbox shell --attach term-a",
+            "k8e sandbox create --secret A=github:token --secret B=github",
+            "k8e apikey create ann --expires 30d --principal ann@example.com",
+            "k8e apikey create ann --ttl never",
+            "k8e apikey list",
+            "k8e apikey delete key-abc",
+            "k8e apikey revoke-certificate 00:aa",
+            "k8e secret set github:token --exact",
+            "k8e secret list",
+            "k8e secret delete github --principal ann",
+            "k8e audit --limit 5 --since 1h --principal ann",
+            "k8e login --device-name x",
             "k8e completion zsh",
             "k8e bench --iterations 5 --json",
             "k8e bench --only latency --only density --runtime native --live 1,10 --live-gvisor 2 --svg f",
@@ -249,12 +318,28 @@ mod tests {
             "k8e sandbox shell --attach term-a -- top",
             "k8e sandbox poll run-a --wait --follow",
             "k8e sandbox dance",
+            "k8e sandbox create --secret A",
+            "k8e sandbox get s --apikey 00",
+            "k8e apikey create",
+            "k8e secret",
             "k8e bench --only speed",
             "k8e bench --live 0",
             "k8e bench --runtime docker",
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_key_is_not_printed() {
+        let digits = "0a".repeat(32);
+        let line = format!("k8e sandbox get s --apikey k8e_{digits}");
+        let whole = parsed(&line).unwrap();
+        assert!(!format!("{:?}", whole.globals).contains(&digits));
+        let wrong = parsed("k8e sandbox get s --apikey k8e_nearly")
+            .err()
+            .unwrap();
+        assert!(wrong.to_string().contains("no API key"));
     }
 
     #[test]

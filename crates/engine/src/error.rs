@@ -2,7 +2,7 @@
 
 use k8e_driver::DriverError;
 use k8e_egress::EgressError;
-use k8e_model::{Code, RunId, SessionId, TerminalId};
+use k8e_model::{Code, RunId, SecretName, SessionId, TerminalId};
 use k8e_store::StoreError;
 use std::time::Duration;
 
@@ -137,6 +137,48 @@ pub enum Error {
     /// The records cannot be read or written.
     #[error("{}", chain(.0))]
     Store(#[from] StoreError),
+    /// Only those who run the server may.
+    #[error(
+        "{0} only on the server itself: as root, or as a member of the socket's group, on its socket"
+    )]
+    NotAdministrator(&'static str),
+    /// The key is none of ours, or not any more.
+    #[error("invalid API key: it is unknown, deleted or expired; ask for a new one")]
+    KeyInvalid,
+    /// The certificate was taken back, or the key that it was given for.
+    #[error("client certificate has been revoked: ask for a new API key and log in with it")]
+    CertificateRevoked,
+    /// The certificate's time is over.
+    #[error("client certificate has expired: log in again")]
+    CertificateExpired,
+    /// There is no such key.
+    #[error("API key {0} not found: `k8e apikey list` shows those there are")]
+    KeyNotFound(String),
+    /// There are as many keys as there may be.
+    #[error("{max} API keys are there, which is all this server takes: delete some")]
+    KeysFull {
+        /// How many may be.
+        max: usize,
+    },
+    /// There is no such secret of the caller's.
+    #[error("secret {0} not found")]
+    SecretNotFound(String),
+    /// An owner has as many secrets as one may.
+    #[error("you have {max} secrets, which is all that this server gives one owner: delete one")]
+    SecretsFull {
+        /// How many may be.
+        max: usize,
+    },
+    /// A session's command cannot get a secret that it should.
+    #[error(
+        "secret {secret} for variable {env_var} not found: set it with `k8e secret set {secret}`, as the session's owner"
+    )]
+    SecretMissing {
+        /// Which.
+        secret: SecretName,
+        /// For which variable.
+        env_var: String,
+    },
     /// The server stops.
     #[error("the server is stopping: try again when it is back")]
     Stopping,
@@ -151,15 +193,23 @@ impl Error {
             Self::SessionNotFound(_)
             | Self::SessionOver { .. }
             | Self::RunNotFound(_)
-            | Self::TerminalNotFound(_) => Code::NotFound,
+            | Self::TerminalNotFound(_)
+            | Self::KeyNotFound(_)
+            | Self::SecretNotFound(_) => Code::NotFound,
+            Self::NotAdministrator(_) | Self::CertificateRevoked => Code::Denied,
+            Self::KeyInvalid | Self::CertificateExpired => Code::Unauthenticated,
             Self::SessionExists(_) => Code::Exists,
             Self::SessionsFull { .. }
             | Self::OwnerFull { .. }
             | Self::LaunchesFull(_)
+            | Self::KeysFull { .. }
+            | Self::SecretsFull { .. }
             | Self::SessionBusy { .. }
             | Self::TerminalsFull { .. }
             | Self::GuestBusy(_) => Code::Exhausted,
-            Self::SessionNotReady(_) | Self::InputClosed(_) => Code::Precondition,
+            Self::SessionNotReady(_) | Self::InputClosed(_) | Self::SecretMissing { .. } => {
+                Code::Precondition
+            }
             Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,
             Self::NoProgram(_) | Self::Invalid(_) => Code::Invalid,
             Self::Guest { code, .. } => *code,

@@ -143,15 +143,16 @@ impl Sessions {
             append: options.append,
             mode: options.mode & 0o7777,
         };
-        let call = self
-            .call(
-                who,
-                id,
-                request::Call::WriteFile(request),
-                shown("write", path),
-            )
-            .await?;
-        Ok(FileWriter { call, bytes: 0 })
+        let audit = self.audited(who, "file.write", &object(id, path));
+        let call = request::Call::WriteFile(request);
+        match self.call(who, id, call, shown("write", path)).await {
+            Ok(call) => Ok(FileWriter {
+                call,
+                bytes: 0,
+                audit,
+            }),
+            Err(error) => audit.end(Err(error)),
+        }
     }
 
     /// Lists a directory.
@@ -222,13 +223,12 @@ impl Sessions {
             parents,
             mode: mode & 0o7777,
         };
-        self.simple(
-            who,
-            id,
-            request::Call::MakeDir(request),
-            shown("make directory", path),
+        let audit = self.audited(who, "file.mkdir", &object(id, path));
+        let call = request::Call::MakeDir(request);
+        audit.end(
+            self.simple(who, id, call, shown("make directory", path))
+                .await,
         )
-        .await
     }
 
     /// Moves a file or directory.
@@ -244,8 +244,9 @@ impl Sessions {
             from: raw(from),
             to: raw(to),
         };
-        self.simple(who, id, request::Call::Move(request), shown("move", from))
-            .await
+        let audit = self.audited(who, "file.move", &object(id, from));
+        let call = request::Call::Move(request);
+        audit.end(self.simple(who, id, call, shown("move", from)).await)
     }
 
     /// Removes a file, or with `recursive` a directory and everything below.
@@ -261,13 +262,9 @@ impl Sessions {
             path: raw(path),
             recursive,
         };
-        self.simple(
-            who,
-            id,
-            request::Call::Remove(request),
-            shown("remove", path),
-        )
-        .await
+        let audit = self.audited(who, "file.remove", &object(id, path));
+        let call = request::Call::Remove(request);
+        audit.end(self.simple(who, id, call, shown("remove", path)).await)
     }
 
     async fn simple(
@@ -287,6 +284,11 @@ impl Sessions {
 
 fn raw(path: &GuestPath) -> Bytes {
     Bytes::copy_from_slice(path.as_bytes())
+}
+
+/// A file, for the audit.
+fn object(id: &SessionId, path: &GuestPath) -> String {
+    format!("{id}:{}", path.as_bytes().escape_ascii())
 }
 
 /// What is being done, for error messages.

@@ -1,12 +1,12 @@
-//! Writes events and transcripts down behind the callers' backs, so that no command waits for the disk.
+//! Writes events, the audit and transcripts down behind the callers' backs, so that no command waits for the disk.
 //!
 //! Two bounded queues, each with one writer that takes what has gathered and writes it at once.
 //! A disk that fails, is full or hangs is told once in the log and costs history, never a run: who
 //! has output to write down waits for a place only briefly, and while the disk hangs not at all.
 
 use bytes::Bytes;
-use k8e_model::{SandboxId, Session, SessionId, UnixMillis};
-use k8e_store::{NewEvent, Store, StoreError};
+use k8e_model::{KeyId, SandboxId, Session, SessionId, UnixMillis};
+use k8e_store::{AuditRow, NewEvent, Store, StoreError};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -73,6 +73,8 @@ struct Work<T> {
 enum Note {
     Event(NewEvent),
     Touch(SessionId, UnixMillis),
+    Audit(AuditRow),
+    KeyUsed(KeyId, UnixMillis),
 }
 
 struct Chunk {
@@ -114,6 +116,16 @@ impl Recorder {
     /// Hands in when a session was last used.
     pub(crate) fn touch(&self, session: &SessionId, at: UnixMillis) {
         self.note(Note::Touch(session.clone(), at));
+    }
+
+    /// Hands in a row of the audit.
+    pub(crate) fn audit(&self, row: AuditRow) {
+        self.note(Note::Audit(row));
+    }
+
+    /// Hands in when an API key was last used.
+    pub(crate) fn key_used(&self, key: &KeyId, at: UnixMillis) {
+        self.note(Note::KeyUsed(key.clone(), at));
     }
 
     /// Waits until everything handed in so far is written, or failed to be; for a bounded time.
@@ -304,15 +316,24 @@ async fn write_notes(store: Store, mut work: Work<Note>) {
             let _ = timeout(GATHER, work.hurry.notified()).await;
             count += gathered(&mut work.items, &mut batch);
         }
-        let (mut events, mut touched) = (Vec::new(), HashMap::new());
+        let (mut events, mut audit) = (Vec::new(), Vec::new());
+        let (mut touched, mut keys) = (HashMap::new(), HashMap::new());
         for note in batch.drain(..) {
             match note {
                 Note::Event(event) => events.push(event),
                 Note::Touch(session, at) => drop(touched.insert(session, at)),
+                Note::Audit(row) => audit.push(row),
+                Note::KeyUsed(key, at) => drop(keys.insert(key, at)),
             }
         }
         if !events.is_empty() {
             quiet.check("events", store.append_events(&events).await);
+        }
+        if !audit.is_empty() {
+            quiet.check("the audit", store.append_audit(&audit).await);
+        }
+        for (key, at) in keys {
+            quiet.check("times of last use", store.touch_key(&key, at).await);
         }
         for (session, at) in touched {
             quiet.check("times of last use", store.touch_session(&session, at).await);

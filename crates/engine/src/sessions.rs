@@ -14,6 +14,7 @@ pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
 pub(crate) use create::{Owned, greet};
 pub(crate) use destroy::remove;
 
+use crate::keys::Keys;
 use crate::live::Live;
 use crate::metrics;
 use crate::pool::{self, Pools};
@@ -50,6 +51,7 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) store: Store,
     pub(crate) recorder: Recorder,
+    pub(crate) keys: Keys,
     drivers: Vec<Arc<dyn Driver>>,
     /// What each driver said last, so that no creation waits for a probe.
     probes: Mutex<Vec<Probe>>,
@@ -103,6 +105,7 @@ impl Sessions {
         let probes: Vec<Probe> = drivers.iter().map(|driver| driver.probe()).collect();
         let shared = Arc::new(Shared {
             recorder: Recorder::start(store.clone()),
+            keys: Keys::load(&store).await?,
             pools: Pools::new(&config, &drivers, &probes),
             background: Background::default(),
             terminals: Terminals::default(),
@@ -183,10 +186,9 @@ impl Sessions {
 
     /// The record of one of the caller's.
     async fn recorded(&self, who: &Principal, id: &SessionId) -> Result<Session, Error> {
-        match self.shared.store.session(id).await? {
-            Some(record) if who.may_use(&record.owner) => Ok(record),
-            _ => Err(Error::SessionNotFound(id.clone())),
-        }
+        let owner = (!who.is_operator()).then(|| who.name());
+        let record = self.shared.store.session_of(id, owner).await?;
+        record.ok_or_else(|| Error::SessionNotFound(id.clone()))
     }
 }
 
@@ -215,6 +217,7 @@ impl Shared {
                 // Somebody who asks for an isolation must not get a weaker one.
                 && spec.runtime.is_none_or(|runtime| runtime == live.record.runtime)
                 && spec.template == live.record.template
+                && (spec.secrets.is_empty() || spec.secrets == live.record.secrets)
                 && spec.egress.as_ref().is_none_or(|asked| live.egress().allows_same(asked))
         };
         let key = (who.name().to_owned(), spec.tenant.clone());

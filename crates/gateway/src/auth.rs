@@ -1,12 +1,51 @@
-//! Who is asking. Every call passes here before anything of it is used.
+//! Who is asking, and whether he may just now. Every call passes here before anything of it is used.
+//!
+//! Flow: who is it (an API key says so before a certificate does, and that before the kernel) → does
+//! that still count → has he called too often → the call, which ends when what he proved himself
+//! with is taken back.
 
+pub(crate) mod admit;
+pub(crate) mod loopback;
 pub(crate) mod peer;
+pub(crate) mod throttle;
 pub(crate) mod tls;
 
+use crate::limit::{Class, Limiter, RateLimits};
+use crate::metrics::{AUTH_REFUSED, AUTH_WRONG_KEYS};
+use crate::secure::{Nameless, TlsPeer};
 use k8e_api::status::to_status;
-use k8e_model::{Code, Principal};
-use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo, UdsConnectInfo};
+use k8e_engine::{Certificate, Sessions};
+use k8e_model::{ApiKey, Code, KeyId, Principal};
+use metrics::counter;
+use std::net::IpAddr;
+use std::sync::Arc;
+use throttle::{Throttle, Wrong};
+use tonic::codegen::http::{HeaderMap, Request as HttpRequest};
+use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
+
+/// Guards the doors. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Doorkeeper(Arc<Inner>);
+
+struct Inner {
+    sessions: Sessions,
+    /// Whose members may use the socket, besides root.
+    group: String,
+    limiter: Limiter,
+    throttle: Throttle,
+}
+
+/// What a caller proved himself with.
+#[derive(Clone, Debug)]
+pub(crate) enum Credential {
+    /// The kernel's word.
+    Kernel,
+    /// An API key.
+    Key(KeyId),
+    /// A certificate of ours.
+    Certificate(Arc<Certificate>),
+}
 
 /// The principal of a call that passed a door.
 pub(crate) fn principal<T>(request: &Request<T>) -> Result<Principal, Status> {
@@ -23,45 +62,171 @@ pub(crate) fn principal<T>(request: &Request<T>) -> Result<Principal, Status> {
         .ok_or_else(nobody)
 }
 
-/// The Unix socket's door: root, and members of the group.
-pub(crate) fn by_peer(mut request: Request<()>, group: &str) -> Result<Request<()>, Status> {
-    let peer = request
-        .extensions()
-        .get::<UdsConnectInfo>()
-        .and_then(|info| info.peer_cred);
-    let Some(peer) = peer else {
-        return Err(to_status(
-            Code::Unauthenticated,
-            "the kernel does not say who is calling",
-        ));
-    };
-    if !peer::may_enter(peer.uid(), peer.gid(), group) {
-        let message = format!(
-            "user {} may not use this server: become root, or join the group {group} (`usermod -aG {group} USER`)",
-            peer.uid()
-        );
-        return Err(to_status(Code::Denied, &message));
+// === impl Doorkeeper ===
+
+impl Doorkeeper {
+    pub(crate) fn new(sessions: Sessions, group: String, limits: RateLimits) -> Self {
+        Self(Arc::new(Inner {
+            sessions,
+            group,
+            limiter: Limiter::new(limits),
+            throttle: Throttle::new(),
+        }))
     }
-    request.extensions_mut().insert(Principal::local());
-    Ok(request)
+
+    /// Whoever calls, if he may.
+    pub(crate) fn admit<B>(
+        &self,
+        request: &HttpRequest<B>,
+    ) -> Result<(Principal, Credential), Status> {
+        let known = if let Some(peer) = request.extensions().get::<TlsPeer>() {
+            self.by_tls(peer, request.headers())
+        } else {
+            self.by_peer(request.extensions().get())
+        };
+        let (who, credential) = known.inspect_err(|refused| {
+            if refused.code() != tonic::Code::ResourceExhausted {
+                counter!(AUTH_REFUSED).increment(1);
+            }
+        })?;
+        self.0
+            .limiter
+            .check(&who, Class::of(request.uri().path()))?;
+        Ok((who, credential))
+    }
+
+    /// Whether it still counts.
+    pub(crate) fn recheck(&self, credential: &Credential) -> Result<(), Status> {
+        let sessions = &self.0.sessions;
+        let checked = match credential {
+            Credential::Kernel => Ok(()),
+            Credential::Key(id) => sessions.valid_key(id).map(drop),
+            Credential::Certificate(certificate) => {
+                sessions.verify_certificate(certificate).map(drop)
+            }
+        };
+        checked.map_err(|e| to_status(e.code(), &e.to_string()))
+    }
+
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.0.sessions
+    }
+
+    /// The Unix socket's door: root, and members of the group.
+    fn by_peer(&self, info: Option<&UdsConnectInfo>) -> Result<(Principal, Credential), Status> {
+        let group = &self.0.group;
+        let Some(peer) = info.and_then(|info| info.peer_cred) else {
+            return Err(to_status(
+                Code::Unauthenticated,
+                "the kernel does not say who is calling",
+            ));
+        };
+        if !peer::may_enter(peer.uid(), peer.gid(), group) {
+            let message = format!(
+                "user {} may not use this server: become root, or join the group {group} (`usermod -aG {group} USER`)",
+                peer.uid()
+            );
+            return Err(to_status(Code::Denied, &message));
+        }
+        Ok((Principal::local(), Credential::Kernel))
+    }
+
+    /// The TLS door: an API key, a certificate, or somebody of this machine.
+    fn by_tls(
+        &self,
+        peer: &TlsPeer,
+        headers: &HeaderMap,
+    ) -> Result<(Principal, Credential), Status> {
+        if let Some(key) = headers.get("authorization") {
+            let key = key.to_str().ok().and_then(bearer);
+            let known = self.by_key(peer.address, key)?;
+            peer.is_known();
+            return Ok(known);
+        }
+        match &peer.certificate {
+            Some(Ok(certificate)) => {
+                let who = self.0.sessions.verify_certificate(certificate);
+                let who = who.map_err(|e| to_status(e.code(), &e.to_string()))?;
+                Ok((who, Credential::Certificate(Arc::clone(certificate))))
+            }
+            Some(Err(Nameless)) => Err(to_status(
+                Code::Unauthenticated,
+                "the client certificate has no usable common name",
+            )),
+            None if peer.local => Ok((Principal::loopback(), Credential::Kernel)),
+            None => Err(to_status(
+                Code::Unauthenticated,
+                "missing API key or client certificate: send `authorization: Bearer k8e_…`, or log in with one",
+            )),
+        }
+    }
+
+    fn by_key(&self, from: IpAddr, key: Option<ApiKey>) -> Result<(Principal, Credential), Status> {
+        let throttle = &self.0.throttle;
+        let verified = key.and_then(|key| self.0.sessions.verify_key(&key).ok());
+        let Some((who, id)) = verified else {
+            counter!(AUTH_WRONG_KEYS).increment(1);
+            return Err(match throttle.wrong(from) {
+                Wrong::StillTooMany => too_many_wrong(),
+                Wrong::TooMany => {
+                    tracing::warn!("too many wrong API keys from {from}: it is slowed down");
+                    too_many_wrong()
+                }
+                Wrong::Told => invalid_key(),
+            });
+        };
+        if !throttle.right(from, &id) {
+            return Err(too_many_wrong());
+        }
+        Ok((who, Credential::Key(id)))
+    }
 }
 
-/// The TLS door: the common name of the client's certificate, which the handshake has verified.
-pub(crate) fn by_certificate(mut request: Request<()>) -> Result<Request<()>, Status> {
-    let info = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
-    let certificates = info.and_then(TlsConnectInfo::peer_certs);
-    let name = certificates
-        .as_deref()
-        .and_then(|chain| chain.first())
-        .and_then(|certificate| tls::common_name(certificate));
-    let Some(name) = name else {
-        return Err(to_status(
-            Code::Unauthenticated,
-            "the client certificate has no usable common name",
-        ));
+/// As K8E's clients send it: the scheme may be missing.
+fn bearer(text: &str) -> Option<ApiKey> {
+    let text = text.trim();
+    let key = match text.split_once(' ') {
+        Some((scheme, key)) if scheme.eq_ignore_ascii_case("bearer") => key.trim(),
+        _ => text,
     };
-    request
-        .extensions_mut()
-        .insert(Principal::certificate(&name));
-    Ok(request)
+    ApiKey::parse(key).ok()
+}
+
+fn invalid_key() -> Status {
+    let error = k8e_engine::Error::KeyInvalid;
+    to_status(error.code(), &error.to_string())
+}
+
+fn too_many_wrong() -> Status {
+    to_status(
+        Code::Exhausted,
+        "too many wrong API keys came from this address: wait a little, and check the key",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_come_with_a_scheme_or_without() {
+        let key = ApiKey::random();
+        let text = key.reveal();
+        for spelling in [
+            format!("Bearer {text}"),
+            format!("bearer  {text} "),
+            text.clone(),
+        ] {
+            assert_eq!(bearer(&spelling), Some(key.clone()), "{spelling}");
+        }
+        for bad in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Basic abc",
+            &format!("Basic {text}"),
+        ] {
+            assert_eq!(bearer(bad), None, "{bad}");
+        }
+    }
 }

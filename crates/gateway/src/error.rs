@@ -62,9 +62,9 @@ pub enum Error {
         /// What is wrong.
         cause: String,
     },
-    /// The TLS library refused our own certificates.
-    #[error("cannot use the server's certificate")]
-    Tls(#[source] tonic::transport::Error),
+    /// A name that no certificate can have.
+    #[error("{0:?} cannot stand in a certificate: use a host name or an address")]
+    Name(String),
     /// Our own description of the service is broken.
     #[error("cannot describe the service")]
     Reflection(#[source] tonic_reflection::server::Error),
@@ -80,10 +80,10 @@ impl Error {
     pub fn code(&self) -> Code {
         match self {
             Self::Listen { .. } | Self::MetricsListen { .. } => Code::Precondition,
+            Self::Name(_) => Code::Invalid,
             Self::Socket { .. }
             | Self::CertificateFile { .. }
             | Self::Certificate { .. }
-            | Self::Tls(_)
             | Self::Reflection(_)
             | Self::Serve(_)
             | Self::Metrics(_) => Code::Internal,

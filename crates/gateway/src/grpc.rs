@@ -1,22 +1,28 @@
-//! `k8e.v1.Sandboxes` over the engine: parse, call, render.
+//! The services of `k8e.v1` over the engine: parse, call, render.
 
 mod background;
 mod egress;
 mod files;
 mod history;
+mod identity;
 mod run;
+mod secrets;
 mod sessions;
 mod terminals;
 
 use crate::Error;
 use crate::auth::principal;
+use crate::auth::tls::Tls;
 use futures::stream::BoxStream;
 use k8e_api::REQUEST_BYTES_MAX;
 use k8e_api::status::to_status;
 use k8e_api::v1;
+use k8e_api::v1::identity_server::IdentityServer;
 use k8e_api::v1::sandboxes_server::{Sandboxes, SandboxesServer};
+use k8e_api::v1::secrets_server::SecretsServer;
 use k8e_engine::Sessions;
 use k8e_model::Code;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tonic::service::Routes;
@@ -31,10 +37,14 @@ type Answers<T> = BoxStream<'static, Result<T, Status>>;
 /// A client that opened a stream says at once what it wants; one that does not holds it for nothing.
 const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(30);
 
-/// Our service, and gRPC's own for health and for description. Calls that would go on for ever end
+/// A message of these services is a name, a key or a secret's value.
+const SMALL_REQUEST_BYTES_MAX: usize = 128 * 1024;
+
+/// Our services, and gRPC's own for health and for description. Calls that would go on for ever end
 /// when `stopped` is true.
 pub(crate) async fn services(
     sessions: Sessions,
+    tls: Option<Arc<Tls>>,
     stopped: watch::Receiver<bool>,
 ) -> Result<Services, Error> {
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -44,9 +54,20 @@ pub(crate) async fn services(
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(Error::Reflection)?;
+    let identity = IdentityServer::new(identity::Service {
+        sessions: sessions.clone(),
+        tls,
+    })
+    .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX);
+    let secrets = SecretsServer::new(secrets::Service {
+        sessions: sessions.clone(),
+    })
+    .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX);
     let sandboxes = SandboxesServer::new(Service { sessions, stopped })
         .max_decoding_message_size(REQUEST_BYTES_MAX);
     Ok(Routes::new(sandboxes)
+        .add_service(identity)
+        .add_service(secrets)
         .add_service(health_service)
         .add_service(reflection))
 }

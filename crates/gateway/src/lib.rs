@@ -1,7 +1,7 @@
 //! The doors: who may come in, and what they say turned into calls of the engine.
 //!
 //! Two doors lead to one service: a Unix socket, where the kernel says who is there, and TLS over
-//! TCP, where certificates do. A third, if somebody asks for it, shows how the server is. A door
+//! TCP, where certificates and API keys do. A third, if somebody asks for it, shows how the server is. A door
 //! parses and renders; it never talks to a driver, a guest or the store.
 
 mod admin;
@@ -10,27 +10,34 @@ mod broken_off;
 mod catch_panic;
 mod error;
 mod grpc;
+mod limit;
 mod listen;
 mod metrics;
+mod rotate;
+mod secure;
 mod socket;
 
 pub use admin::Admin;
 pub use auth::peer::group_id;
 pub use error::Error;
+pub use limit::{Rate, RateLimits};
 pub use metrics::Metrics;
 
 use admin::AdminDoor;
-use auth::tls;
+use auth::Doorkeeper;
+use auth::admit::AdmitLayer;
+use auth::tls::Tls;
 use k8e_engine::Sessions;
 use listen::Bounded;
 use metrics::CountLayer;
+use rotate::Names;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
-use tonic::service::InterceptorLayer;
-use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tonic::transport::Server;
 use tower::util::MapRequestLayer;
 
 /// Connections of one door. Each costs a descriptor and some buffers; further ones wait in the
@@ -43,15 +50,13 @@ const TCP_CONNECTIONS_MAX: usize = 1024;
 /// A call holds at most one message that is being put together, of `REQUEST_BYTES_MAX` (20 MiB), so
 /// a connection that means harm costs 2.5 GiB, and a door that times its connections. That is more
 /// than a machine has: it bounds one client's mistakes, not all clients' malice. Who gets this far
-/// has been let in, by the kernel or by a certificate of ours; strangers never reach the decoder.
+/// has been let in, by the kernel, a certificate of ours or an API key; strangers never reach the
+/// decoder.
 const STREAMS_PER_CONNECTION_MAX: u32 = 128;
 
 /// A peer that is silent for this long is asked for a sign of life, then dropped: its commands end.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// A stranger may hold a connection for this long before he must have proved who he is.
-const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Enough that a large file is not held up by round trips.
 const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
@@ -71,9 +76,18 @@ pub struct Config {
     pub tcp: Option<Tcp>,
     /// Where our certificate authority, the server's certificate and the admin's are kept.
     pub tls_dir: PathBuf,
+    /// Names of this server that the machine does not know: those that others have for it.
+    pub tls_names: Vec<String>,
+    /// How often to look whether the server's certificate must be made again.
+    pub tls_check_every: Duration,
+    /// How often one principal may call.
+    pub rate_limits: RateLimits,
     /// The door for those who watch the server, if there shall be one.
     pub admin: Option<Admin>,
 }
+
+/// How often [`Config::tls_check_every`] is, unless somebody has a reason.
+pub const TLS_CHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// The TLS door.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +103,7 @@ pub struct Gateway {
     sessions: Sessions,
     socket: PathBuf,
     group: String,
+    rate_limits: RateLimits,
     unix: UnixListener,
     tcp: Option<TcpDoor>,
     admin: Option<AdminDoor>,
@@ -97,7 +112,9 @@ pub struct Gateway {
 struct TcpDoor {
     listener: TcpListener,
     address: SocketAddr,
-    tls: ServerTlsConfig,
+    tls: Arc<Tls>,
+    names: Names,
+    check_every: Duration,
 }
 
 // === impl Gateway ===
@@ -118,6 +135,7 @@ impl Gateway {
             sessions,
             socket: config.socket,
             group: config.socket_group,
+            rate_limits: config.rate_limits,
             unix,
             tcp,
             admin,
@@ -137,18 +155,14 @@ impl Gateway {
     /// Serves until `shutdown`, then takes no more calls and gives those under way five seconds.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopped) = watch::channel(false);
-        let service = grpc::services(self.sessions.clone(), stopped.clone()).await?;
-        let count = CountLayer::new();
-        let unix = serve_unix(
-            self.unix,
-            self.group,
-            service.clone(),
-            count.clone(),
-            signal(&stopped),
-        );
+        let tls = self.tcp.as_ref().map(|door| Arc::clone(&door.tls));
+        let service = grpc::services(self.sessions.clone(), tls, stopped.clone()).await?;
+        let keeper = Doorkeeper::new(self.sessions.clone(), self.group.clone(), self.rate_limits);
+        let layers = (CountLayer::new(), AdmitLayer(keeper));
+        let unix = serve_unix(self.unix, service.clone(), layers.clone(), signal(&stopped));
         let tcp = async {
             match self.tcp {
-                Some(door) => serve_tcp(door, service, count, signal(&stopped)).await,
+                Some(door) => serve_tcp(door, self.group, service, layers, signal(&stopped)).await,
                 None => Ok(()),
             }
         };
@@ -209,33 +223,26 @@ async fn bind_tcp(tcp: Tcp, config: &Config) -> Result<Option<TcpDoor>, Error> {
         }
     };
     let address = listener.local_addr().unwrap_or(tcp.address);
-    let files = tls::ensure(&config.tls_dir, &tls::names::of_this_machine())?;
-    let tls = ServerTlsConfig::new()
-        .identity(Identity::from_pem(
-            files.server_cert_pem,
-            files.server_key_pem,
-        ))
-        .client_ca_root(Certificate::from_pem(files.ca_cert_pem))
-        .timeout(TLS_HANDSHAKE_TIMEOUT);
+    let names = Names::new(&config.tls_names)?;
+    let tls = Arc::new(Tls::open(&config.tls_dir, &names.now())?);
     Ok(Some(TcpDoor {
         listener,
         address,
         tls,
+        names,
+        check_every: config.tls_check_every,
     }))
 }
 
 async fn serve_unix(
     listener: UnixListener,
-    group: String,
     services: grpc::Services,
-    count: CountLayer,
+    (count, admit): (CountLayer, AdmitLayer),
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     tuned(Server::builder())
         .layer(count)
-        .layer(InterceptorLayer::new(move |request| {
-            auth::by_peer(request, &group)
-        }))
+        .layer(admit)
         .layer(MapRequestLayer::new(broken_off::told))
         .layer(catch_panic::CatchPanicLayer)
         .add_routes(services)
@@ -246,22 +253,24 @@ async fn serve_unix(
 
 async fn serve_tcp(
     door: TcpDoor,
+    group: String,
     services: grpc::Services,
-    count: CountLayer,
+    (count, admit): (CountLayer, AdmitLayer),
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let incoming = Bounded::new(door.listener, TCP_CONNECTIONS_MAX).stream();
-    tuned(Server::builder())
-        .tls_config(door.tls)
-        .map_err(Error::Tls)?
+    let config = door.tls.server_config()?;
+    let incoming = secure::accept(door.listener, TCP_CONNECTIONS_MAX, config, group);
+    let served = tuned(Server::builder())
         .layer(count)
-        .layer(InterceptorLayer::new(auth::by_certificate))
+        .layer(admit)
         .layer(MapRequestLayer::new(broken_off::told))
         .layer(catch_panic::CatchPanicLayer)
         .add_routes(services)
-        .serve_with_incoming_shutdown(incoming, stop)
-        .await
-        .map_err(Error::Serve)
+        .serve_with_incoming_shutdown(incoming, stop);
+    tokio::select! {
+        served = served => served.map_err(Error::Serve),
+        never = rotate::rotate(&door.tls, &door.names, door.check_every) => match never {},
+    }
 }
 
 fn tuned(server: Server) -> Server {

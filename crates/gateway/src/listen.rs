@@ -91,6 +91,12 @@ impl Accept for TcpListener {
 
 // === impl Counted ===
 
+impl<S> Counted<S> {
+    pub(crate) fn get_ref(&self) -> &S {
+        &self.stream
+    }
+}
+
 impl<S: Connected> Connected for Counted<S> {
     type ConnectInfo = S::ConnectInfo;
     fn connect_info(&self) -> Self::ConnectInfo {

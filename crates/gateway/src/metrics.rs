@@ -24,6 +24,9 @@ use tonic::codegen::http::{HeaderMap, Request, Response};
 use tower::{Layer, Service};
 
 const GRPC_REQUESTS: &str = "k8e_grpc_requests_total";
+pub(crate) const AUTH_REFUSED: &str = "k8e_auth_refused_total";
+pub(crate) const AUTH_WRONG_KEYS: &str = "k8e_auth_wrong_keys_total";
+pub(crate) const RATE_LIMITED: &str = "k8e_rate_limited_total";
 const BUILD_INFO: &str = "k8e_build_info";
 // As every process of Prometheus' world is described.
 const PROCESS_MEMORY: &str = "process_resident_memory_bytes";
@@ -238,6 +241,12 @@ fn describe() {
     describe_counter!(
         GRPC_REQUESTS,
         "Calls that are over, by method and code; CANCELLED when the client left first"
+    );
+    describe_counter!(AUTH_REFUSED, "Calls of somebody who is not known");
+    describe_counter!(AUTH_WRONG_KEYS, "Calls with an API key that is none");
+    describe_counter!(
+        RATE_LIMITED,
+        "Calls sent away because their caller calls too often"
     );
     describe_gauge!(BUILD_INFO, "1, and which k8e this is");
     describe_gauge!(PROCESS_MEMORY, "Resident memory of the server");

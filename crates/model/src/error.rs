@@ -40,6 +40,27 @@ pub struct Error {
     pub message: String,
 }
 
+// === impl Code ===
+
+impl Code {
+    /// As it is written in answers, the audit and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::NotFound => "not_found",
+            Self::Exists => "exists",
+            Self::Precondition => "precondition",
+            Self::Exhausted => "exhausted",
+            Self::Denied => "denied",
+            Self::Unauthenticated => "unauthenticated",
+            Self::Unsupported => "unsupported",
+            Self::Timeout => "timeout",
+            Self::Unavailable => "unavailable",
+            Self::Internal => "internal",
+        }
+    }
+}
+
 // === impl Error ===
 
 impl Error {

@@ -79,6 +79,18 @@ label!(
     TerminalId,
     "terminal id"
 );
+label!(
+    /// Names an API key, which itself is never shown again.
+    KeyId,
+    "key id"
+);
+
+impl KeyId {
+    /// A new id that no other key has.
+    pub fn random() -> Self {
+        Self(format!("key-{}", random_text()))
+    }
+}
 
 impl SessionId {
     /// A new id that nobody can guess.

@@ -9,6 +9,7 @@ mod command;
 pub mod egress;
 mod error;
 mod id;
+mod key;
 mod language;
 mod lifetime;
 mod limits;
@@ -17,6 +18,7 @@ mod phase;
 mod pool;
 mod principal;
 mod runtime;
+mod secret;
 mod session;
 mod template;
 
@@ -28,14 +30,16 @@ pub use egress::{
     Ipv4Net, RULES_MAX, Rule, Target,
 };
 pub use error::{Code, Error};
-pub use id::{RunId, SandboxId, SessionId, TenantId, TerminalId};
+pub use id::{KeyId, RunId, SandboxId, SessionId, TenantId, TerminalId};
+pub use key::{ApiKey, KeyHash};
 pub use language::Language;
 pub use lifetime::Lifetime;
 pub use limits::{LimitEvents, LimitKind, Limits};
 pub use path::{GuestPath, WORKSPACE};
 pub use phase::Phase;
 pub use pool::{POOL_MAX, PoolDemand, PoolPlan, PoolSize, PoolState, Spare};
-pub use principal::Principal;
+pub use principal::{Principal, PrincipalName};
 pub use runtime::RuntimeKind;
+pub use secret::{SECRET_REFS_MAX, SecretName, SecretRef, SecretRefs, SecretValue};
 pub use session::{Session, SessionSpec, UnixMillis};
 pub use template::Template;

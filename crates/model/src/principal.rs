@@ -1,30 +1,68 @@
 //! Who is asking.
 
+use crate::Error;
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
 
-/// Who is asking, as a door established it. Owns the sessions it makes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// A name stands in certificates, where 64 characters are the most.
+const NAME_BYTES_MAX: usize = 63;
+
+/// Who is asking, as a door established it. Owns what it makes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Principal {
     name: String,
-    operator: bool,
+    role: Role,
+}
+
+/// The name of somebody who has an API key; several keys may be one person's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PrincipalName(String);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Role {
+    /// Sees what it made.
+    User,
+    /// Sees what everybody made.
+    Operator,
+    /// Decides who may come in.
+    Administrator,
 }
 
 // === impl Principal ===
 
 impl Principal {
-    /// Root on this machine, or who it lets in by the socket's group: sees every session.
+    /// Root on this machine, or who it lets in by the socket's group: sees and decides everything.
     pub fn local() -> Self {
         Self {
             name: "local".to_owned(),
-            operator: true,
+            role: Role::Administrator,
         }
     }
 
-    /// The holder of a client certificate: sees its own sessions.
+    /// The same people over TCP on this machine. A program of theirs that passes on what others
+    /// send must not let those make keys: that takes the socket.
+    pub fn loopback() -> Self {
+        Self {
+            name: "local".to_owned(),
+            role: Role::Operator,
+        }
+    }
+
+    /// The holder of an API key, or of a certificate that was given for one: sees its own.
+    pub fn user(name: &PrincipalName) -> Self {
+        Self {
+            name: format!("user:{name}"),
+            role: Role::User,
+        }
+    }
+
+    /// The holder of a certificate that the server made by itself: sees its own.
     pub fn certificate(common_name: &str) -> Self {
         Self {
             name: format!("cert:{common_name}"),
-            operator: false,
+            role: Role::User,
         }
     }
 
@@ -35,8 +73,66 @@ impl Principal {
 
     /// Whether what `owner` made is this principal's to use.
     pub fn may_use(&self, owner: &str) -> bool {
-        self.operator || self.name == owner
+        self.is_operator() || self.name == owner
     }
+
+    /// Whether it sees what everybody made.
+    pub fn is_operator(&self) -> bool {
+        matches!(self.role, Role::Operator | Role::Administrator)
+    }
+
+    /// Whether it decides who may come in, and sees what everybody did.
+    pub fn is_administrator(&self) -> bool {
+        self.role == Role::Administrator
+    }
+}
+
+// === impl PrincipalName ===
+
+impl PrincipalName {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for PrincipalName {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self, Error> {
+        text.to_owned().try_into()
+    }
+}
+
+impl TryFrom<String> for PrincipalName {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self, Error> {
+        check_name(&text, "name").map(|()| Self(text))
+    }
+}
+
+impl From<PrincipalName> for String {
+    fn from(name: PrincipalName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for PrincipalName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Names as people give them to keys, their holders and secrets.
+pub(crate) fn check_name(text: &str, noun: &str) -> Result<(), Error> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'@');
+    let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    if text.len() <= NAME_BYTES_MAX && edge(text.as_bytes().first()) && text.bytes().all(plain) {
+        return Ok(());
+    }
+    let shown: String = text.chars().take(NAME_BYTES_MAX).collect();
+    Err(Error::invalid(format!(
+        "{noun} {shown:?} is not valid: use 1 to {NAME_BYTES_MAX} letters, digits and -_.@, a letter or digit first"
+    )))
 }
 
 #[cfg(test)]
@@ -49,5 +145,30 @@ mod tests {
         assert!(!posing.may_use(Principal::local().name()));
         assert!(Principal::local().may_use(posing.name()));
         assert!(!posing.may_use(Principal::certificate("other").name()));
+    }
+
+    #[test]
+    fn a_name_is_nobody_elses() {
+        let admin: PrincipalName = "admin".parse().unwrap();
+        let user = Principal::user(&admin);
+        assert!(!user.may_use(Principal::certificate("admin").name()));
+        assert!(!user.may_use("local") && !user.is_operator());
+    }
+
+    #[test]
+    fn only_the_socket_administers() {
+        assert!(Principal::local().is_administrator());
+        assert!(Principal::loopback().is_operator());
+        assert!(!Principal::loopback().is_administrator());
+    }
+
+    #[test]
+    fn names_are_checked() {
+        for good in ["a", "ann@example.com", "CI_1.2", &"a".repeat(63)] {
+            assert!(good.parse::<PrincipalName>().is_ok(), "{good}");
+        }
+        for bad in ["", "-a", "a b", "a:b", "é", "a\n", "../x", &"a".repeat(64)] {
+            assert!(bad.parse::<PrincipalName>().is_err(), "{bad}");
+        }
     }
 }

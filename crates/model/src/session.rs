@@ -1,8 +1,8 @@
 //! A session: what was asked for, and what became of it.
 
 use crate::{
-    EgressPolicy, Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId, SessionId,
-    Template, TenantId,
+    EgressPolicy, Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId, SecretRefs,
+    SessionId, Template, TenantId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,8 @@ pub struct SessionSpec {
     pub limits: Limits,
     /// How long it lives.
     pub lifetime: Lifetime,
+    /// Secrets of its owner's that its commands get.
+    pub secrets: SecretRefs,
     /// What it may reach; none for the server's default.
     pub egress: Option<EgressPolicy>,
 }
@@ -59,6 +61,8 @@ pub struct Session {
     pub limits: Limits,
     /// How long it lives.
     pub lifetime: Lifetime,
+    /// Secrets of its owner's that its commands get.
+    pub secrets: SecretRefs,
     /// What it may reach.
     pub egress: EgressPolicy,
     /// When it was made.

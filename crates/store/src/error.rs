@@ -59,6 +59,34 @@ pub enum StoreError {
     /// A session with this id is there and not over.
     #[error("session {0} exists already")]
     Exists(String),
+    /// A key has this name.
+    #[error("an API key named {0} exists already: choose another name or delete that one first")]
+    KeyExists(String),
+    /// An API key's record is not what we wrote.
+    #[error("the record of API key {id} is damaged ({what})")]
+    KeyRecord {
+        /// As the record says.
+        id: String,
+        /// What about it.
+        what: String,
+    },
+    /// The key that seals secrets cannot be used.
+    #[error("the secrets' key {} cannot be used: restore it, or delete the secrets and set them again", path.display())]
+    SecretKey {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A secret was sealed with another key, or changed.
+    #[error("secret {secret} does not open with the key {}: restore that file, or set the secret again", key.display())]
+    Unsealed {
+        /// Which secret.
+        secret: String,
+        /// Which file.
+        key: PathBuf,
+    },
     /// Any other failure of the database.
     #[error("the database failed to {operation}")]
     Sql {
@@ -88,11 +116,14 @@ impl StoreError {
     pub fn code(&self) -> Code {
         match self {
             Self::Full { .. } => Code::Exhausted,
-            Self::Exists(_) => Code::Exists,
+            Self::Exists(_) | Self::KeyExists(_) => Code::Exists,
             Self::Newer { .. } | Self::Directory { .. } => Code::Precondition,
             Self::Migrate { .. }
             | Self::Damaged { .. }
             | Self::Record { .. }
+            | Self::KeyRecord { .. }
+            | Self::SecretKey { .. }
+            | Self::Unsealed { .. }
             | Self::Sql { .. }
             | Self::File { .. } => Code::Internal,
         }

@@ -1,19 +1,26 @@
-//! What survives a restart: records of sessions, runs and terminals and events in SQL, transcripts in files.
+//! What survives a restart: sessions, events, runs, terminals, keys, secrets and the audit in SQL,
+//! transcripts in files.
 //!
 //! One writer connection and a few readers (SQLite has one writer anyway, so nobody ever meets
 //! "database is locked"). Who may open the directory is decided elsewhere: the server holds a lock on it.
 
+mod audit;
 mod error;
 mod events;
+mod keys;
 mod purge;
 mod runs;
+mod secrets;
 mod sessions;
 mod terminals;
 mod transcript;
 
+pub use audit::{AUDIT_ROWS_MAX, AuditQuery, AuditRow};
 pub use error::StoreError;
 pub use events::{EVENTS_KEPT_MAX, Event, EventPage, NewEvent};
+pub use keys::KeyRecord;
 pub use runs::{RUN_OUTPUT_KEPT_BYTES_MAX, RUNS_KEPT_MAX};
+pub use secrets::SecretEntry;
 pub use sessions::SessionQuery;
 pub use terminals::TerminalRecord;
 pub use transcript::{
@@ -49,6 +56,8 @@ struct Shared {
     write: SqlitePool,
     read: SqlitePool,
     transcripts: transcript::Transcripts,
+    /// Read, or made, when the first secret is used.
+    sealer: tokio::sync::OnceCell<secrets::Sealer>,
 }
 
 // === impl Store ===
@@ -83,6 +92,7 @@ impl Store {
                 write,
                 read,
                 transcripts,
+                sealer: tokio::sync::OnceCell::new(),
             }),
         };
         // A crash between removing a record and its transcript leaves the latter.

@@ -2,8 +2,8 @@
 
 use crate::{Store, StoreError};
 use k8e_model::{
-    EgressPolicy, Env, Labels, Lifetime, Limits, Phase, SandboxId, Session, SessionId, Template,
-    TenantId, UnixMillis,
+    EgressPolicy, Env, Labels, Lifetime, Limits, Phase, SandboxId, SecretRefs, Session, SessionId,
+    Template, TenantId, UnixMillis,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::query::Query;
@@ -36,6 +36,9 @@ struct Spec {
     labels: Labels,
     limits: Limits,
     lifetime: Lifetime,
+    /// Which secrets; their values are elsewhere. Records of older servers have none.
+    #[serde(default)]
+    secrets: SecretRefs,
 }
 
 /// A record with what of it is JSON.
@@ -57,6 +60,7 @@ impl Store {
             labels: session.labels.clone(),
             limits: session.limits,
             lifetime: session.lifetime,
+            secrets: session.secrets.clone(),
         };
         let bad = |e| damaged(session.id.as_str(), &e);
         let row = Row {
@@ -167,9 +171,21 @@ impl Store {
 
     /// One record.
     pub async fn session(&self, id: &SessionId) -> Result<Option<Session>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM sessions WHERE id = $1");
+        self.session_of(id, None).await
+    }
+
+    /// One record, if it is that owner's. Another owner's is not even read: who asks must not learn
+    /// from the time it takes that there is one.
+    pub async fn session_of(
+        &self,
+        id: &SessionId,
+        owner: Option<&str>,
+    ) -> Result<Option<Session>, StoreError> {
+        let sql =
+            format!("SELECT {COLUMNS} FROM sessions WHERE id = $1 AND ($2 IS NULL OR owner = $2)");
         let row = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(id.as_str())
+            .bind(owner)
             .fetch_optional(&self.shared.read)
             .await
             .map_err(self.sql("read a session"))?;
@@ -276,7 +292,7 @@ impl Row<'_> {
     }
 }
 
-fn is_taken(error: &sqlx::Error) -> bool {
+pub(crate) fn is_taken(error: &sqlx::Error) -> bool {
     let error = error.as_database_error();
     error.is_some_and(|error| error.is_unique_violation())
 }
@@ -308,6 +324,7 @@ fn read(row: &SqliteRow) -> Result<Session, StoreError> {
         labels: spec.labels,
         limits: spec.limits,
         lifetime: spec.lifetime,
+        secrets: spec.secrets,
         egress,
         created_at: time("created_at")?,
         last_used: time("last_used")?,

@@ -5,6 +5,9 @@
     reason = "a test that is surprised panics"
 )]
 
+#[path = "store/identity.rs"]
+mod identity;
+
 use k8e_model::{
     BackgroundRun, BackgroundStatus, Code, EgressPolicy, LimitKind, Phase, RuntimeKind, SandboxId,
     Session, SessionId, SessionSpec, TerminalId,
@@ -52,6 +55,7 @@ fn session(text: &str) -> Session {
             ttl: Some(Duration::from_millis(1500)),
             idle: None,
         },
+        secrets: spec.secrets,
         egress: policy(&["example.com", "*.example.org:8443"]),
         created_at: 1,
         last_used: 2,

@@ -32,6 +32,7 @@ pub fn session_spec(
             disk_bytes: asked.disk_bytes,
         })?,
         lifetime: lifetime.with_seconds(wire.ttl_s, wire.idle_timeout_s)?,
+        secrets: super::secret::refs(wire.secret_refs)?,
         egress: super::egress::asked_hosts(&wire.allowed_hosts)?,
     })
 }
@@ -83,6 +84,11 @@ pub fn session(session: &Session) -> v1::Session {
         pids_refused: 0,
         allowed_hosts: session.egress.entries(),
         background_runs: 0,
+        secret_env_vars: session
+            .secrets
+            .iter()
+            .map(|wanted| wanted.env_var.clone())
+            .collect(),
     }
 }
 

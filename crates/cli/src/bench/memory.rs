@@ -250,6 +250,7 @@ mod tests {
         let globals = |endpoint: Option<&str>| Globals {
             endpoint: endpoint.map(str::to_owned),
             data_dir: "/d".into(),
+            apikey: None,
             cert_dir: None,
             no_autostart: true,
         };

@@ -33,6 +33,7 @@ Examples:
   k8e sandbox run 'ls' --tenant my-project
   k8e sandbox run --background 'make test' | jq -r .run_id
   k8e sandbox run 'pip install requests' --fresh --allowed-hosts @python
+  k8e sandbox run 'gh auth status' --secret GH_TOKEN=github:token
 
 Output:
   {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"status\":\"completed\",…}
@@ -96,6 +97,12 @@ impl RunArgs {
                 format!(
                     "--allowed-hosts is for a new session: change that of {session_id} with `k8e sandbox allow-hosts`"
                 ),
+                "invalid",
+            ));
+        }
+        if !session_id.is_empty() && !self.spec.secret.is_empty() {
+            return Err(Failure::request(
+                format!("--secret is for a new session: {session_id} has those it was made with"),
                 "invalid",
             ));
         }

@@ -43,6 +43,10 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
 
+    /// A secret of yours as a variable for its commands, as in GH_TOKEN=github:token; may be repeated
+    #[arg(long, value_name = "ENV=NAME[:KEY]", value_parser = units::pair)]
+    pub(crate) secret: Vec<(String, String)>,
+
     /// How long it lives, as 2h, or never
     #[arg(long, value_name = "TIME", value_parser = units::span)]
     ttl: Option<Span>,
@@ -80,6 +84,16 @@ impl SpecArgs {
             ttl_s: self.ttl.map_or(0, Span::wire_seconds),
             idle_timeout_s: self.idle_timeout.map_or(0, Span::wire_seconds),
             allowed_hosts: self.allowed_hosts,
+            secret_refs: self.secret.into_iter().map(secret_ref).collect(),
         })
+    }
+}
+
+fn secret_ref((env_var, named): (String, String)) -> v1::SecretRef {
+    let (secret_name, key) = super::secret::named(&named);
+    v1::SecretRef {
+        secret_name,
+        key,
+        env_var,
     }
 }

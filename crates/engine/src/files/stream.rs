@@ -5,9 +5,9 @@
 )]
 
 use super::FileInfo;
-use crate::Error;
 use crate::guest::{Call, FILES_LISTED_MAX, checked_info};
 use crate::metrics;
+use crate::{Audit, Error};
 use bytes::Bytes;
 use k8e_wire::CHUNK_BYTES;
 use k8e_wire::proto::{self, input, reply};
@@ -30,6 +30,7 @@ pub struct FileReader {
 pub struct FileWriter {
     pub(super) call: Call,
     pub(super) bytes: u64,
+    pub(super) audit: Audit,
 }
 
 /// A listing under way. Dropping it ends the call.
@@ -84,7 +85,8 @@ impl FileWriter {
         self.bytes += data.len() as u64;
         while !data.is_empty() {
             let chunk = data.split_to(data.len().min(CHUNK_BYTES));
-            self.call.send(input::Input::Data(chunk)).await?;
+            let sent = self.call.send(input::Input::Data(chunk)).await;
+            sent.inspect_err(|error| self.audit.failed(error))?;
         }
         Ok(())
     }
@@ -96,6 +98,11 @@ impl FileWriter {
 
     /// Puts the file in place. Returns how many bytes were written.
     pub async fn finish(mut self) -> Result<u64, Error> {
+        let finished = self.put_in_place().await;
+        self.audit.end(finished)
+    }
+
+    async fn put_in_place(&mut self) -> Result<u64, Error> {
         self.call.send(input::Input::End(proto::End {})).await?;
         match self.call.reply().await? {
             reply::Reply::Done(done) if done.bytes == self.bytes => {

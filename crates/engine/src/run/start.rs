@@ -9,9 +9,10 @@ use crate::guest::{Call, clean};
 use crate::live::{Live, Purpose, Use};
 use crate::metrics::{self, RunEnd};
 use crate::sessions::Owned;
-use crate::{Error, Sessions};
+use crate::{Error, Sessions, secrets};
 use bytes::Bytes;
-use k8e_model::{Command, Env, Principal, Program, SessionSpec, WORKSPACE};
+use k8e_model::{Command, Env, Principal, Program, SecretValue, SessionSpec, WORKSPACE};
+use k8e_store::Store;
 use k8e_wire::proto::{self, EnvVar, exec, reply, request};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -29,6 +30,19 @@ const SHOWN_BYTES_MAX: usize = 256;
 impl Sessions {
     /// Runs a command, in a session that is there or made for it. Returns when it started.
     pub async fn run(&self, who: &Principal, request: RunRequest) -> Result<Run, Error> {
+        let named = match &request.target {
+            RunTarget::Existing(id) => id.as_str(),
+            RunTarget::Tenant(_) | RunTarget::Fresh(_) => "",
+        };
+        let mut audit = self.audited(who, "run", named);
+        let run = self.run_in(who, request).await;
+        if let Ok(run) = &run {
+            audit.about(run.session_id.as_str());
+        }
+        audit.end(run)
+    }
+
+    async fn run_in(&self, who: &Principal, request: RunRequest) -> Result<Run, Error> {
         match request.target {
             RunTarget::Existing(id) => {
                 let live = self.live(who, &id).await?;
@@ -96,7 +110,7 @@ impl Sessions {
         let limits_before = live.limit_events();
         let started = Instant::now();
         let program = shown(&command.program);
-        let (call, pid) = match start_call(used, &command).await {
+        let (call, pid) = match start_call(&shared.store, used, &command).await {
             Ok(started) => started,
             Err(error) => {
                 let detail = json!({ "program": program, "error": error.to_string() });
@@ -132,8 +146,10 @@ impl Sessions {
 }
 
 /// The call and the command's pid, once the guest says that it runs.
-async fn start_call(used: Use, command: &Command) -> Result<(Call, i32), Error> {
-    let request = request::Call::Exec(exec(&used.live.record.env, command));
+async fn start_call(store: &Store, used: Use, command: &Command) -> Result<(Call, i32), Error> {
+    let session = &used.live.record;
+    let secrets = secrets::resolve(store, session).await?;
+    let request = request::Call::Exec(exec(&session.env, &secrets, command));
     let mut call = Call::start(used, request, "run".to_owned()).await?;
     match call.any_reply().await? {
         reply::Reply::Started(proto::Started { pid }) if pid > 0 => Ok((call, pid)),
@@ -142,10 +158,19 @@ async fn start_call(used: Use, command: &Command) -> Result<(Call, i32), Error> 
     }
 }
 
-/// What the guest is told. The command's environment goes over the session's.
-pub(crate) fn exec(session: &Env, command: &Command) -> proto::Exec {
-    let mut env: BTreeMap<&str, &str> = session.iter().collect();
-    env.extend(command.env.iter());
+/// What the guest is told. Secrets go over the session's environment, the command's own over both.
+pub(crate) fn exec(
+    session: &Env,
+    secrets: &[(String, SecretValue)],
+    command: &Command,
+) -> proto::Exec {
+    fn plain<'a>((name, value): (&'a str, &'a str)) -> (&'a str, &'a [u8]) {
+        (name, value.as_bytes())
+    }
+    let mut env: BTreeMap<&str, &[u8]> = session.iter().map(plain).collect();
+    let secrets = secrets.iter();
+    env.extend(secrets.map(|(name, value)| (name.as_str(), value.reveal())));
+    env.extend(command.env.iter().map(plain));
     let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
     let program = match &command.program {
         Program::Argv(args) => exec::Program::Argv(proto::Argv {
@@ -168,7 +193,7 @@ pub(crate) fn exec(session: &Env, command: &Command) -> proto::Exec {
             .into_iter()
             .map(|(name, value)| EnvVar {
                 name: bytes(name),
-                value: bytes(value),
+                value: Bytes::copy_from_slice(value),
             })
             .collect(),
         cwd: bytes(command.cwd.as_deref().unwrap_or(WORKSPACE)),

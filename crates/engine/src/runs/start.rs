@@ -12,7 +12,7 @@ use crate::metrics::{self, RunEnd};
 use crate::recorder::now_ms;
 use crate::run::{Begun, Run, TENANT_TRIES, exec, refused, shown};
 use crate::sessions::Shared;
-use crate::{Error, RunRequest, RunTarget, Sessions};
+use crate::{Error, RunRequest, RunTarget, Sessions, secrets};
 use k8e_model::{BACKGROUND_OUTPUT_BYTES_MAX, BackgroundRun, Command, Principal, RuntimeKind};
 use k8e_wire::proto::{AttachRun, ErrorCode, StartRun, Started, reply, request};
 use serde_json::json;
@@ -134,7 +134,7 @@ async fn begin(
     shared.store.insert_run(&record).await?;
     let limits_before = live.limit_events();
     let started = Instant::now();
-    let (call, pid) = match start_call(used, &record, command).await {
+    let (call, pid) = match start_call(shared, used, &record, command).await {
         Ok(started) => started,
         Err(error) => {
             let detail = json!({ "program": program, "error": error.to_string() });
@@ -170,13 +170,16 @@ async fn begin(
 }
 
 async fn start_call(
+    shared: &Shared,
     used: Use,
     record: &BackgroundRun,
     command: &Command,
 ) -> Result<(Call, i32), Error> {
+    let session = &used.live.record;
+    let secrets = secrets::resolve(&shared.store, session).await?;
     let request = request::Call::StartRun(StartRun {
         id: record.id.to_string(),
-        exec: Some(exec(&used.live.record.env, command)),
+        exec: Some(exec(&session.env, &secrets, command)),
     });
     let mut call = Call::start(used, request, "run".to_owned()).await?;
     match call.any_reply().await? {

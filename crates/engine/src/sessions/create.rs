@@ -61,6 +61,16 @@ impl Sessions {
 
     /// Makes a session that is destroyed again unless it is kept.
     pub(crate) async fn make(&self, who: &Principal, spec: SessionSpec) -> Result<Owned, Error> {
+        let named = spec.id.as_ref().map(SessionId::as_str).unwrap_or_default();
+        let mut audit = self.audited(who, "session.create", named);
+        let made = self.make_unaudited(who, spec).await;
+        if let Ok(owned) = &made {
+            audit.about(owned.live().record.id.as_str());
+        }
+        audit.end(made)
+    }
+
+    async fn make_unaudited(&self, who: &Principal, spec: SessionSpec) -> Result<Owned, Error> {
         let since = Instant::now();
         let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
             return Err(Error::Stopping);
@@ -109,6 +119,7 @@ impl Shared {
             labels: spec.labels,
             limits: spec.limits,
             lifetime: spec.lifetime,
+            secrets: spec.secrets,
             egress: spec
                 .egress
                 .unwrap_or_else(|| self.config.egress_default.clone()),

@@ -21,16 +21,16 @@ const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_
 impl Sessions {
     /// Destroys a session. Commands under way in it end; a second caller waits for the same end.
     pub async fn destroy(&self, who: &Principal, id: &SessionId) -> Result<(), Error> {
-        let live = self
-            .shared
-            .find(who, id)
-            .ok_or_else(|| Error::SessionNotFound(id.clone()))?;
+        let audit = self.audited(who, "session.destroy", id.as_str());
+        let Some(live) = self.shared.find(who, id) else {
+            return audit.end(Err(Error::SessionNotFound(id.clone())));
+        };
         let mut phases = live.phases();
         // One that is being made is first made: nothing else knows how far its launch is.
         phases.wait_for(|phase| *phase > Phase::Creating).await.ok();
         self.shared
             .end(&live, "destroyed", "its owner destroyed it");
-        live.ended().await
+        audit.end(live.ended().await)
     }
 }
 

@@ -28,6 +28,16 @@ impl Sessions {
         id: &SessionId,
         policy: EgressPolicy,
     ) -> Result<EgressPolicy, Error> {
+        let audit = self.audited(who, "session.allow_hosts", id.as_str());
+        audit.end(self.replace_policy(who, id, policy).await)
+    }
+
+    async fn replace_policy(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        policy: EgressPolicy,
+    ) -> Result<EgressPolicy, Error> {
         let live = self.live(who, id).await?;
         let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
             return Err(Error::Stopping);

@@ -144,8 +144,7 @@ impl Sessions {
             .map(|live| self.view(live))
             .collect();
         if filter.phase.is_none_or(|phase| phase == Phase::Ended) {
-            // Nobody is called "": who may use that one's may use everybody's.
-            let owner = (!who.may_use("")).then(|| who.name().to_owned());
+            let owner = (!who.is_operator()).then(|| who.name().to_owned());
             let query = SessionQuery {
                 owner,
                 tenant: filter.tenant.clone(),

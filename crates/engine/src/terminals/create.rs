@@ -11,7 +11,7 @@ use crate::metrics;
 use crate::recorder::now_ms;
 use crate::run::{TENANT_TRIES, exec, refused, shown};
 use crate::sessions::Shared;
-use crate::{Error, RunTarget, Sessions};
+use crate::{Error, RunTarget, Sessions, secrets};
 use k8e_model::{Command, Principal, TerminalId};
 use k8e_store::TerminalRecord;
 use k8e_wire::proto::{CreateTerminal, EndTerminal, Started, reply, request};
@@ -184,9 +184,10 @@ impl Shared {
         request: &TerminalRequest,
     ) -> Result<i32, Error> {
         let used = live.begin(Purpose::Call, 0, &self.recorder)?;
+        let secrets = secrets::resolve(&self.store, &live.record).await?;
         let create = request::Call::CreateTerminal(CreateTerminal {
             id: record.id.to_string(),
-            exec: Some(exec(&live.record.env, &request.command)),
+            exec: Some(exec(&live.record.env, &secrets, &request.command)),
             rows: request.rows.into(),
             cols: request.cols.into(),
         });

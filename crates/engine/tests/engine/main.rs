@@ -5,16 +5,19 @@
     reason = "a test that is surprised panics"
 )]
 
+mod audit;
 mod background;
 mod egress;
 mod expiry;
 mod files;
 mod history;
 mod hostile;
+mod keys;
 mod lifecycle;
 mod pool;
 mod recovery;
 mod run;
+mod secrets;
 mod tenants;
 mod terminals;
 

@@ -21,6 +21,7 @@ fn record(id: &str, phase: Phase) -> Session {
         labels: spec.labels,
         limits: spec.limits,
         lifetime: spec.lifetime,
+        secrets: spec.secrets,
         egress: k8e_model::EgressPolicy::None,
         created_at: 0,
         last_used: 0,

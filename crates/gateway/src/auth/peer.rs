@@ -8,6 +8,15 @@ pub(crate) fn may_enter(uid: u32, gid: u32, group: &str) -> bool {
     uid == 0 || is_member(uid, gid, group, &read("/etc/passwd"), &read("/etc/group"))
 }
 
+/// The same for a user of whom no group is known but those in the files.
+pub(crate) fn user_may_enter(uid: u32, group: &str) -> bool {
+    uid == 0 || {
+        let passwd = read("/etc/passwd");
+        let gid = primary_group(&passwd, uid);
+        gid.is_some_and(|gid| is_member(uid, gid, group, &passwd, &read("/etc/group")))
+    }
+}
+
 /// The number of a group of this machine, if it exists.
 pub fn group_id(group: &str) -> Option<u32> {
     find_group(&read("/etc/group"), group).map(|group| group.gid)
@@ -55,6 +64,14 @@ fn user_name(passwd: &str, uid: u32) -> Option<&str> {
     })
 }
 
+/// A line is `name:password:uid:gid:…`.
+fn primary_group(passwd: &str, uid: u32) -> Option<u32> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':').skip(2);
+        (fields.next()?.parse() == Ok(uid)).then(|| fields.next()?.parse().ok())?
+    })
+}
+
 fn read(path: &str) -> String {
     use std::io::Read as _;
     let mut text = String::new();
@@ -85,6 +102,13 @@ mod tests {
         );
         assert!(!check(4242, 4242, "k8e"), "a user without a name");
         assert!(!check(1000, 1000, "missing"), "no such group");
+    }
+
+    #[test]
+    fn a_user_has_a_primary_group() {
+        assert_eq!(primary_group(PASSWD, 1001), Some(1001));
+        assert_eq!(primary_group(PASSWD, 4242), None);
+        assert!(user_may_enter(0, "missing"));
     }
 
     #[test]

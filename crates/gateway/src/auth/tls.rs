@@ -1,17 +1,30 @@
 //! Our own certificate authority and the certificates it signs.
 //!
 //! Flow: the authority is made once and kept; the server's and the admin's certificates are made
-//! again at start when they are missing, of another authority, near their end, or (the server's)
-//! lack a name this machine has. File names are K8E's.
+//! again, at start and while the server runs, when they are missing, of another authority, near
+//! their end, or (the server's) lack a name this machine has. Connections that are open stay as
+//! they are; the next handshake has the new certificate. File names are K8E's.
 
 mod files;
 mod issue;
 pub(crate) mod names;
 
+pub(crate) use issue::{CERT_LIFETIME, ForClient};
+
 use crate::Error;
 use issue::Authority;
+use k8e_engine::Certificate;
 use names::Name;
-use std::path::Path;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{
+    ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+};
+use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 /// A certificate with less than this left is made again.
@@ -20,55 +33,197 @@ const RENEW_BEFORE_S: i64 = 30 * 24 * 3600;
 /// The name in the admin's certificate, and so the owner of what it makes.
 const ADMIN: &str = "admin";
 
-/// What the TLS door needs.
-pub(crate) struct Files {
-    pub(crate) ca_cert_pem: String,
-    pub(crate) server_cert_pem: String,
-    pub(crate) server_key_pem: String,
+/// The authority, and the certificate that the server has just now.
+pub(crate) struct Tls {
+    dir: PathBuf,
+    authority: Authority,
+    current: Arc<Current>,
 }
 
-/// Makes what is missing or old in `dir`, and reads what is there.
-pub(crate) fn ensure(dir: &Path, names: &[Name]) -> Result<Files, Error> {
-    let admin_dir = dir.join("admin");
-    files::make_dir(dir)?;
-    files::make_dir(&admin_dir)?;
+/// What the next handshake shows.
+#[derive(Debug)]
+struct Current(RwLock<Shown>);
 
-    let ca_path = (dir.join("sandbox-ca.crt"), dir.join("sandbox-ca.key"));
-    let (authority, ca_is_new) = match (files::read(&ca_path.0)?, files::read(&ca_path.1)?) {
-        (Some(cert), Some(key)) => (Authority::load(cert, &key, dir)?, false),
-        _ => (Authority::generate(dir)?, true),
-    };
-    if ca_is_new {
-        files::write_key(&ca_path.1, &authority.key_pem())?;
-        files::write(&ca_path.0, authority.cert_pem())?;
+#[derive(Debug)]
+struct Shown {
+    pem: String,
+    key: Arc<CertifiedKey>,
+}
+
+// === impl Tls ===
+
+impl Tls {
+    /// Makes what is missing or old in `dir`, and reads what is there.
+    pub(crate) fn open(dir: &Path, names: &[Name]) -> Result<Self, Error> {
+        files::make_dir(dir)?;
+        files::make_dir(&dir.join("admin"))?;
+        let ca_path = (dir.join("sandbox-ca.crt"), dir.join("sandbox-ca.key"));
+        let (authority, ca_is_new) = match (files::read(&ca_path.0)?, files::read(&ca_path.1)?) {
+            (Some(cert), Some(key)) => (Authority::load(cert, &key, dir)?, false),
+            _ => (Authority::generate(dir)?, true),
+        };
+        if ca_is_new {
+            files::write_key(&ca_path.1, &authority.key_pem())?;
+            files::write(&ca_path.0, authority.cert_pem())?;
+        }
+        let server = server_certificate(dir, &authority, ca_is_new, names)?;
+        admin_certificate(dir, &authority, ca_is_new)?;
+        let shown = Shown::load(server, dir)?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            authority,
+            current: Arc::new(Current(RwLock::new(shown))),
+        })
     }
 
-    let server = (
-        dir.join("sandbox-server.crt"),
-        dir.join("sandbox-server.key"),
-    );
-    let server = keep_or_issue(&server.0, &server.1, ca_is_new, names, || {
-        authority.server(names, dir)
-    })?;
-    let admin = (admin_dir.join("client.crt"), admin_dir.join("client.key"));
-    keep_or_issue(&admin.0, &admin.1, ca_is_new, &[], || {
-        authority.client(ADMIN, dir)
-    })?;
-    files::write(&admin_dir.join("ca.crt"), authority.cert_pem())?;
+    /// Makes again what is missing, near its end, or lacks a name. Whether the server's
+    /// certificate is another one now. The authority stays: all clients trust that one.
+    pub(crate) fn refresh(&self, names: &[Name]) -> Result<bool, Error> {
+        admin_certificate(&self.dir, &self.authority, false)?;
+        let server = server_certificate(&self.dir, &self.authority, false, names)?;
+        if server.cert_pem == self.current.pem() {
+            return Ok(false);
+        }
+        let shown = Shown::load(server, &self.dir)?;
+        *self
+            .current
+            .0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = shown;
+        Ok(true)
+    }
 
-    Ok(Files {
-        ca_cert_pem: authority.cert_pem().to_owned(),
-        server_cert_pem: server.cert_pem,
-        server_key_pem: server.key_pem,
-    })
+    /// What signs, as clients need it.
+    pub(crate) fn ca_pem(&self) -> &str {
+        self.authority.cert_pem()
+    }
+
+    /// A certificate for a client: as PEM, and its number. An error says what is wrong with the
+    /// request.
+    pub(crate) fn sign(
+        &self,
+        csr_pem: &str,
+        client: &ForClient<'_>,
+    ) -> Result<(String, String), String> {
+        self.authority.sign(csr_pem, client)
+    }
+
+    /// How handshakes are made: clients may have a certificate of ours, or none; never another's.
+    pub(crate) fn server_config(&self) -> Result<ServerConfig, Error> {
+        let failed = |cause: &dyn std::fmt::Display| Error::Certificate {
+            operation: "use the certificates",
+            dir: self.dir.clone(),
+            cause: cause.to_string(),
+        };
+        let provider = Arc::new(default_provider());
+        let mut roots = RootCertStore::empty();
+        let ca = CertificateDer::from_pem_slice(self.ca_pem().as_bytes());
+        roots
+            .add(ca.map_err(|e| failed(&e))?)
+            .map_err(|e| failed(&e))?;
+        let clients =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+                .allow_unauthenticated()
+                .build()
+                .map_err(|e| failed(&e))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|e| failed(&e))?
+            .with_client_cert_verifier(clients)
+            .with_cert_resolver(Arc::clone(&self.current) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        // Every connection proves anew who it is.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(config)
+    }
 }
 
-/// The common name of a certificate. None when there is none, or several, or it is empty.
-pub(crate) fn common_name(der: &[u8]) -> Option<String> {
+// === impl Current ===
+
+impl Current {
+    fn pem(&self) -> String {
+        self.shown().pem.clone()
+    }
+
+    fn shown(&self) -> std::sync::RwLockReadGuard<'_, Shown> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ResolvesServerCert for Current {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.shown().key))
+    }
+}
+
+// === impl Shown ===
+
+impl Shown {
+    fn load(issued: issue::Issued, dir: &Path) -> Result<Self, Error> {
+        let failed = |cause: &dyn std::fmt::Display| Error::Certificate {
+            operation: "read the server's certificate",
+            dir: dir.to_owned(),
+            cause: cause.to_string(),
+        };
+        let cert = CertificateDer::from_pem_slice(issued.cert_pem.as_bytes());
+        let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes());
+        let (cert, key) = (cert.map_err(|e| failed(&e))?, key.map_err(|e| failed(&e))?);
+        let key = CertifiedKey::from_der(vec![cert], key, &default_provider());
+        Ok(Self {
+            pem: issued.cert_pem,
+            key: Arc::new(key.map_err(|e| failed(&e))?),
+        })
+    }
+}
+
+/// Who a certificate is for. None when it has no usable common name. That it is ours the handshake
+/// has proved.
+pub(crate) fn certificate(der: &[u8]) -> Option<Certificate> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let mut names = certificate.subject().iter_common_name();
     let name = names.next()?.as_str().ok()?;
-    (names.next().is_none() && !name.is_empty()).then(|| name.to_owned())
+    if names.next().is_some() || name.is_empty() {
+        return None;
+    }
+    let mut units = certificate.subject().iter_organizational_unit();
+    let key = match units.next() {
+        // One that names a key must name it well: it would not be taken back with it.
+        Some(unit) => Some(unit.as_str().ok()?.parse().ok()?),
+        None => None,
+    };
+    Some(Certificate {
+        serial: format!("{:x}", certificate.tbs_certificate.serial),
+        common_name: name.to_owned(),
+        ends_at: certificate.validity().not_after.timestamp() * 1000,
+        key,
+    })
+}
+
+fn server_certificate(
+    dir: &Path,
+    authority: &Authority,
+    ca_is_new: bool,
+    names: &[Name],
+) -> Result<issue::Issued, Error> {
+    let cert = dir.join("sandbox-server.crt");
+    let key = dir.join("sandbox-server.key");
+    keep_or_issue(&cert, &key, ca_is_new, names, || {
+        authority.server(names, dir)
+    })
+}
+
+fn admin_certificate(dir: &Path, authority: &Authority, ca_is_new: bool) -> Result<(), Error> {
+    let dir = dir.join("admin");
+    let (cert, key) = (dir.join("client.crt"), dir.join("client.key"));
+    keep_or_issue(&cert, &key, ca_is_new, &[], || {
+        authority.client(ADMIN, &dir)
+    })?;
+    let ca = dir.join("ca.crt");
+    if files::read(&ca)?.as_deref() == Some(authority.cert_pem()) {
+        return Ok(());
+    }
+    files::write(&ca, authority.cert_pem())
 }
 
 fn keep_or_issue(
@@ -116,59 +271,109 @@ mod tests {
         list.iter().map(|name| Name::new(name).unwrap()).collect()
     }
 
+    fn open(dir: &tempfile::TempDir, list: &[&str]) -> Tls {
+        Tls::open(dir.path(), &names(list)).unwrap()
+    }
+
     #[test]
     fn certificates_are_kept_until_a_name_is_missing() {
         let dir = tempfile::tempdir().unwrap();
-        let first = ensure(dir.path(), &names(&["localhost", "127.0.0.1", "::1"])).unwrap();
-        let again = ensure(dir.path(), &names(&["localhost", "127.0.0.1"])).unwrap();
-        assert_eq!(first.server_cert_pem, again.server_cert_pem);
-        let more = ensure(dir.path(), &names(&["localhost", "10.9.8.7"])).unwrap();
-        assert_ne!(first.server_cert_pem, more.server_cert_pem);
-        assert_eq!(first.ca_cert_pem, more.ca_cert_pem);
+        let first = open(&dir, &["localhost", "127.0.0.1", "::1"]);
+        let again = open(&dir, &["localhost", "127.0.0.1"]);
+        assert_eq!(first.current.pem(), again.current.pem());
+        let more = open(&dir, &["localhost", "10.9.8.7"]);
+        assert_ne!(first.current.pem(), more.current.pem());
+        assert_eq!(first.ca_pem(), more.ca_pem());
+    }
+
+    #[test]
+    fn a_running_server_gets_a_new_certificate_for_a_new_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let tls = open(&dir, &["localhost"]);
+        let before = tls.current.pem();
+        assert!(!tls.refresh(&names(&["localhost"])).unwrap());
+        assert!(tls.refresh(&names(&["localhost", "10.9.8.7"])).unwrap());
+        let after = tls.current.pem();
+        assert_ne!(before, after);
+        assert!(is_good(&after, &names(&["10.9.8.7"]), unix_now_s()));
+        // By hand, too.
+        std::fs::remove_file(dir.path().join("sandbox-server.crt")).unwrap();
+        assert!(tls.refresh(&names(&["localhost"])).unwrap());
+        assert_ne!(tls.current.pem(), after);
+    }
+
+    #[test]
+    fn a_client_is_signed_for_its_key_and_nothing_it_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let tls = open(&dir, &["localhost"]);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut asked = rcgen::CertificateParams::new(vec!["evil.example".to_owned()]).unwrap();
+        asked.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        asked
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, "root");
+        let csr = asked.serialize_request(&key).unwrap().pem().unwrap();
+        let id = k8e_model::KeyId::random();
+        let client = ForClient {
+            name: "ann",
+            key: &id,
+            lifetime: CERT_LIFETIME * 9,
+        };
+        let (pem, serial) = tls.sign(&csr, &client).unwrap();
+        let (_, der) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap();
+        let is = certificate(&der.contents).unwrap();
+        assert_eq!((is.common_name.as_str(), is.key), ("ann", Some(id.clone())));
+        assert_eq!(is.serial, serial);
+        let days = (is.ends_at / 1000 - unix_now_s()) / 86400;
+        assert!((89..=90).contains(&days), "{days}");
+        let parsed = der.parse_x509().unwrap();
+        assert!(!parsed.is_ca() && parsed.subject_alternative_name().unwrap().is_none());
+
+        let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        for bad in ["", "garbage", &other, &csr.replace("MI", "MJ")] {
+            assert!(tls.sign(bad, &client).is_err(), "{bad}");
+        }
+        let (_, again) = tls.sign(&csr, &client).unwrap();
+        assert_ne!(
+            again, serial,
+            "two devices with one key are two certificates"
+        );
     }
 
     #[test]
     fn certificates_near_their_end_are_not_good() {
         let dir = tempfile::tempdir().unwrap();
+        let pem = open(&dir, &["localhost"]).current.pem();
         let names = names(&["localhost"]);
-        let files = ensure(dir.path(), &names).unwrap();
         let day = 24 * 3600;
-        assert!(is_good(
-            &files.server_cert_pem,
-            &names,
-            unix_now_s() + 59 * day
-        ));
-        assert!(!is_good(
-            &files.server_cert_pem,
-            &names,
-            unix_now_s() + 61 * day
-        ));
+        assert!(is_good(&pem, &names, unix_now_s() + 59 * day));
+        assert!(!is_good(&pem, &names, unix_now_s() + 61 * day));
         assert!(!is_good("not a certificate", &names, 0));
     }
 
     #[test]
     fn a_lost_authority_is_replaced_with_all_it_signed() {
         let dir = tempfile::tempdir().unwrap();
-        let first = ensure(dir.path(), &names(&["localhost"])).unwrap();
+        let first = open(&dir, &["localhost"]);
         std::fs::remove_file(dir.path().join("sandbox-ca.crt")).unwrap();
-        let second = ensure(dir.path(), &names(&["localhost"])).unwrap();
-        assert_ne!(first.ca_cert_pem, second.ca_cert_pem);
-        assert_ne!(first.server_cert_pem, second.server_cert_pem);
+        let second = open(&dir, &["localhost"]);
+        assert_ne!(first.ca_pem(), second.ca_pem());
+        assert_ne!(first.current.pem(), second.current.pem());
     }
 
     #[test]
     fn a_broken_authority_is_an_error_that_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
-        ensure(dir.path(), &[]).unwrap();
+        open(&dir, &[]);
         std::fs::write(dir.path().join("sandbox-ca.key"), "garbage").unwrap();
-        let error = ensure(dir.path(), &[]).err().unwrap().to_string();
+        let error = Tls::open(dir.path(), &[]).err().unwrap().to_string();
         assert!(error.contains("new authority"), "{error}");
     }
 
     #[test]
     fn keys_are_for_root_alone() {
         let dir = tempfile::tempdir().unwrap();
-        ensure(dir.path(), &[]).unwrap();
+        open(&dir, &[]);
         for key in ["sandbox-ca.key", "sandbox-server.key", "admin/client.key"] {
             let mode = std::fs::metadata(dir.path().join(key))
                 .unwrap()
@@ -181,10 +386,11 @@ mod tests {
     #[test]
     fn the_admin_has_a_name() {
         let dir = tempfile::tempdir().unwrap();
-        ensure(dir.path(), &[]).unwrap();
+        open(&dir, &[]);
         let pem = std::fs::read(dir.path().join("admin/client.crt")).unwrap();
         let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).unwrap();
-        assert_eq!(common_name(&pem.contents).as_deref(), Some(ADMIN));
-        assert_eq!(common_name(b"garbage"), None);
+        let admin = certificate(&pem.contents).unwrap();
+        assert_eq!((admin.common_name.as_str(), admin.key), (ADMIN, None));
+        assert_eq!(certificate(b"garbage"), None);
     }
 }

@@ -82,18 +82,12 @@ async fn a_stranger_on_the_socket_is_refused_and_told_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_needs_a_certificate_of_ours() {
+async fn a_certificate_must_be_ours() {
     let server = TestServer::start().await;
     let other = TestServer::start().await;
-    for stranger in [None, Some(other.admin_dir())] {
-        // TLS 1.3 tells a client of its refusal after the handshake: the first call must fail too.
-        let Ok(mut client) = server.remote(stranger.as_deref()).await else {
-            continue;
-        };
-        assert!(
-            client.get_status(v1::GetStatusRequest {}).await.is_err(),
-            "{stranger:?}"
-        );
+    // TLS 1.3 tells a client of its refusal after the handshake: the first call must fail too.
+    if let Ok(mut client) = server.remote(Some(&other.admin_dir())).await {
+        assert!(client.get_status(v1::GetStatusRequest {}).await.is_err());
     }
     let mut admin = server.remote(Some(&server.admin_dir())).await.unwrap();
     admin.get_status(v1::GetStatusRequest {}).await.unwrap();

@@ -1,8 +1,11 @@
 //! A gateway under test.
 
 use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoint};
+use k8e_api::v1;
+use k8e_driver::Driver;
 use k8e_engine::Sessions;
-use k8e_gateway::{Admin, Config, Error, Gateway, Metrics, Tcp};
+use k8e_gateway::{Admin, Config, Error, Gateway, Metrics, RateLimits, Tcp};
+use k8e_model::ApiKey;
 use k8e_store::Store;
 use k8e_testkit::{FakeDriver, Script, Step};
 use k8e_wire::proto::request;
@@ -16,6 +19,12 @@ use tokio::task::JoinHandle;
 /// Whatever a test waits for comes by then, on a busy machine too.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
+/// Any free port.
+const ANY_TCP: Tcp = Tcp {
+    address: SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0),
+    required: true,
+};
+
 /// A process has one; the tests share it.
 static METRICS: LazyLock<Metrics> = LazyLock::new(|| Metrics::install().unwrap());
 
@@ -26,6 +35,8 @@ pub(crate) struct TestServer {
     admin: SocketAddr,
     sessions: Sessions,
     store: Store,
+    driver: FakeDriver,
+    limits: RateLimits,
     stop: Option<oneshot::Sender<()>>,
     served: JoinHandle<Result<(), Error>>,
 }
@@ -35,11 +46,7 @@ pub(crate) struct TestServer {
 impl TestServer {
     /// With both doors, the TLS one on any free port.
     pub(crate) async fn start() -> Self {
-        let any = Tcp {
-            address: "127.0.0.1:0".parse().unwrap(),
-            required: true,
-        };
-        Self::start_with(Some(any)).await.unwrap()
+        Self::start_with(Some(ANY_TCP)).await.unwrap()
     }
 
     /// With guests that greet, and otherwise take everything and answer nothing.
@@ -64,24 +71,58 @@ impl TestServer {
         Self::start_at(driver, tcp, "127.0.0.1:0".parse().unwrap()).await
     }
 
+    /// With other rates.
+    pub(crate) async fn limited(limits: RateLimits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        Self::start_in(dir, FakeDriver::new(), Some(ANY_TCP), any, limits)
+            .await
+            .unwrap()
+    }
+
+    /// Stops, and starts again on the same directory and sandboxes.
+    pub(crate) async fn restart(mut self) -> Self {
+        drop(self.stop.take());
+        self.served.await.unwrap().unwrap();
+        self.sessions.shutdown().await;
+        self.store.close().await;
+        let any = "127.0.0.1:0".parse().unwrap();
+        Self::start_in(self.dir, self.driver, Some(ANY_TCP), any, self.limits)
+            .await
+            .unwrap()
+    }
+
     async fn start_at(
         driver: FakeDriver,
         tcp: Option<Tcp>,
         address: SocketAddr,
     ) -> Result<Self, Error> {
+        let dir = tempfile::tempdir().unwrap();
+        Self::start_in(dir, driver, tcp, address, RateLimits::default()).await
+    }
+
+    async fn start_in(
+        dir: tempfile::TempDir,
+        driver: FakeDriver,
+        tcp: Option<Tcp>,
+        address: SocketAddr,
+        limits: RateLimits,
+    ) -> Result<Self, Error> {
         let admin = Admin {
             address,
             metrics: METRICS.clone(),
         };
-        let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).await.unwrap();
-        let driver = Arc::new(driver);
-        let sessions = Sessions::start(k8e_engine::Config::default(), store.clone(), vec![driver]);
+        let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
+        let sessions = Sessions::start(k8e_engine::Config::default(), store.clone(), drivers);
         let config = Config {
             socket: dir.path().join("k8e.sock"),
             socket_group: "k8e".to_owned(),
             tcp,
             tls_dir: dir.path().join("tls"),
+            tls_names: Vec::new(),
+            tls_check_every: Duration::from_millis(50),
+            rate_limits: limits,
             admin: Some(admin),
         };
         let sessions = sessions.await.unwrap();
@@ -101,6 +142,8 @@ impl TestServer {
             admin,
             sessions,
             store,
+            driver,
+            limits,
             stop: Some(stop),
             served,
         })
@@ -140,15 +183,52 @@ impl TestServer {
     /// Over TLS, with the certificate that is in `identity`, if any.
     pub(crate) async fn remote(&self, identity: Option<&Path>) -> Result<Client, ConnectError> {
         let read = |dir: &Path, name: &str| std::fs::read(dir.join(name)).unwrap();
-        let endpoint = Endpoint::Tls(TlsEndpoint {
-            authority: self.tcp.unwrap().to_string(),
-            ca_pem: read(&self.admin_dir(), "ca.crt"),
-            identity: identity.map(|dir| ClientIdentity {
-                cert_pem: read(dir, "client.crt"),
-                key_pem: read(dir, "client.key"),
-            }),
+        let identity = identity.map(|dir| ClientIdentity {
+            cert_pem: read(dir, "client.crt"),
+            key_pem: read(dir, "client.key"),
         });
-        Client::connect(&endpoint).await
+        Client::connect(&self.endpoint(identity, None)).await
+    }
+
+    /// Over TLS, with this API key.
+    pub(crate) async fn with_key(&self, key: &ApiKey) -> Client {
+        let endpoint = self.endpoint(None, Some(key.clone()));
+        Client::connect(&endpoint).await.unwrap()
+    }
+
+    pub(crate) fn endpoint(
+        &self,
+        identity: Option<ClientIdentity>,
+        api_key: Option<ApiKey>,
+    ) -> Endpoint {
+        Endpoint::Tls(TlsEndpoint {
+            authority: self.tcp.unwrap().to_string(),
+            ca_pem: std::fs::read(self.admin_dir().join("ca.crt")).unwrap(),
+            identity,
+            api_key,
+        })
+    }
+
+    /// A new API key.
+    pub(crate) async fn key(&self, name: &str) -> ApiKey {
+        let request = v1::CreateKeyRequest {
+            name: name.to_owned(),
+            ..Default::default()
+        };
+        let made = self.local().await.identity.create_key(request).await;
+        ApiKey::parse(&made.unwrap().into_inner().secret).unwrap()
+    }
+
+    /// Takes a key back.
+    pub(crate) async fn delete_key(&self, name: &str) {
+        let id = name.to_owned();
+        let request = v1::DeleteKeyRequest { id };
+        let mut local = self.local().await;
+        local.identity.delete_key(request).await.unwrap();
+    }
+
+    pub(crate) fn tls_dir(&self) -> PathBuf {
+        self.dir.path().join("tls")
     }
 
     /// Asks it to stop; resolves when it has.

@@ -7,7 +7,7 @@ use clap::Args;
 use k8e_cli::Globals;
 use k8e_cli::units::{self, Span};
 use k8e_driver::Platform;
-use k8e_gateway::Tcp;
+use k8e_gateway::{Rate, RateLimits, TLS_CHECK_EVERY, Tcp};
 use k8e_model::{Lifetime, Limits, PoolSize, RuntimeKind};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -28,8 +28,8 @@ pub(crate) const LONG_ABOUT: &str = "\
 Serve sandboxes on this machine. Needs root.
 
 Clients on this machine use the socket in the data directory: root, and members of the group `k8e`.
-Clients elsewhere use TLS with certificates of the server's own authority; <data-dir>/tls/admin
-has a pair to begin with. --metrics-listen shows /metrics, /healthz and /readyz to anybody who can
+Clients elsewhere use TLS with an API key (`k8e apikey create`), or with a certificate of the
+server's own authority that they got for one (`k8e login`). --metrics-listen shows /metrics, /healthz and /readyz to anybody who can
 connect there, and nothing of a client's. Sandboxes outlive the server: after a restart it finds them again.";
 
 /// Arguments of `k8e server`.
@@ -52,6 +52,24 @@ pub(crate) struct ServerArgs {
     /// Where to show metrics and health over HTTP, to anybody who can connect [default: nowhere]
     #[arg(long, value_name = "ADDRESS", value_parser = metrics_listen)]
     metrics_listen: Option<SocketAddr>,
+
+    /// A name that others have for this machine, for the server's certificate; may be repeated
+    #[arg(
+        long,
+        env = "K8E_SANDBOX_ADVERTISED_HOSTNAME",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    advertise_hostname: Vec<String>,
+
+    /// Calls a second that one holder of a key or certificate may make that change something; twice
+    /// as many at once
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_writes_per_second: u32,
+
+    /// Calls a second that one holder may make that only look; twice as many at once
+    #[arg(long, default_value_t = 500, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_reads_per_second: u32,
 
     /// Runtime of a session that does not say [default: the first that works of gvisor, native]
     #[arg(long, value_name = "NAME")]
@@ -213,6 +231,12 @@ impl ServerArgs {
                 socket_group: SOCKET_GROUP.to_owned(),
                 tcp,
                 tls_dir: globals.data_dir.join("tls"),
+                tls_names: names(self.advertise_hostname),
+                tls_check_every: TLS_CHECK_EVERY,
+                rate_limits: RateLimits {
+                    reads: rate(self.max_reads_per_second),
+                    writes: rate(self.max_writes_per_second),
+                },
                 admin: None,
             },
             egress,
@@ -234,6 +258,18 @@ impl ServerArgs {
             pids: self.max_pids.max(self.default_pids),
             disk_bytes: self.max_disk.max(self.default_disk),
         }
+    }
+}
+
+/// An empty variable is how people unset one.
+fn names(given: Vec<String>) -> Vec<String> {
+    given.into_iter().filter(|name| !name.is_empty()).collect()
+}
+
+fn rate(per_second: u32) -> Rate {
+    Rate {
+        per_second,
+        burst: per_second.saturating_mul(2),
     }
 }
 

@@ -2,16 +2,25 @@
 
 use super::names::Name;
 use crate::Error;
+use k8e_model::KeyId;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
+    Issuer, KeyPair, KeyUsagePurpose, SerialNumber, SubjectPublicKeyInfo,
 };
 use std::path::Path;
 use std::time::Duration;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::prelude::FromDer as _;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const CA_DAYS: u32 = 3650;
 const CERT_DAYS: u32 = 90;
+
+/// Random bytes of a serial number: RFC 5280 allows 20, and the first bit must not be set.
+const SERIAL_BYTES: usize = 16;
+
+/// How long a certificate lives.
+pub(crate) const CERT_LIFETIME: Duration = Duration::from_secs(24 * 3600 * CERT_DAYS as u64);
 
 /// Clocks differ: what is made now is valid for a machine that is an hour behind.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
@@ -20,6 +29,15 @@ const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 pub(super) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     cert_pem: String,
+}
+
+/// What a client's certificate shall say.
+pub(crate) struct ForClient<'a> {
+    pub(crate) name: &'a str,
+    /// The API key that it is given for.
+    pub(crate) key: &'a KeyId,
+    /// No longer than [`CERT_LIFETIME`].
+    pub(crate) lifetime: Duration,
 }
 
 /// A certificate and its key.
@@ -33,7 +51,7 @@ pub(super) struct Issued {
 impl Authority {
     pub(super) fn generate(dir: &Path) -> Result<Self, Error> {
         let failed = failed("make the certificate authority", dir);
-        let mut params = params("K8E Sandbox CA", CA_DAYS);
+        let mut params = params("K8E Sandbox CA", DAY * CA_DAYS);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().map_err(&failed)?;
@@ -61,7 +79,7 @@ impl Authority {
 
     /// For a server with these names.
     pub(super) fn server(&self, names: &[Name], dir: &Path) -> Result<Issued, Error> {
-        let mut params = params("k8e server", CERT_DAYS);
+        let mut params = params("k8e server", CERT_LIFETIME);
         params.subject_alt_names = names.iter().map(Name::san).collect();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.issue(params)
@@ -70,15 +88,44 @@ impl Authority {
 
     /// For a client of this name.
     pub(super) fn client(&self, name: &str, dir: &Path) -> Result<Issued, Error> {
-        let mut params = params(name, CERT_DAYS);
+        let mut params = params(name, CERT_LIFETIME);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.issue(params)
             .map_err(failed("make a client certificate", dir))
     }
 
+    /// For whoever has the key of this request (PEM, PKCS#10). Its signature must be right; the
+    /// names in it are not looked at. Returns the certificate as PEM, and its number.
+    pub(super) fn sign(
+        &self,
+        csr_pem: &str,
+        client: &ForClient<'_>,
+    ) -> Result<(String, String), String> {
+        let wrong = |what: &dyn std::fmt::Display| {
+            format!("the certificate request cannot be used: {what}")
+        };
+        let (_, pem) =
+            x509_parser::pem::parse_x509_pem(csr_pem.as_bytes()).map_err(|e| wrong(&e))?;
+        let (_, request) =
+            X509CertificationRequest::from_der(&pem.contents).map_err(|e| wrong(&e))?;
+        request.verify_signature().map_err(|e| wrong(&e))?;
+        let public = request.certification_request_info.subject_pki.raw;
+        let public = SubjectPublicKeyInfo::from_der(public).map_err(|e| wrong(&e))?;
+        let mut params = params(client.name, client.lifetime.min(CERT_LIFETIME));
+        params
+            .distinguished_name
+            .push(DnType::OrganizationalUnitName, client.key.as_str());
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        common(&mut params);
+        let serial = params.serial_number.as_ref().map(hex).unwrap_or_default();
+        let certificate = params
+            .signed_by(&public, &self.issuer)
+            .map_err(|e| wrong(&e))?;
+        Ok((certificate.pem(), serial))
+    }
+
     fn issue(&self, mut params: CertificateParams) -> Result<Issued, rcgen::Error> {
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.use_authority_key_identifier_extension = true;
+        common(&mut params);
         let key = KeyPair::generate()?;
         let cert = params.signed_by(&key, &self.issuer)?;
         Ok(Issued {
@@ -88,7 +135,23 @@ impl Authority {
     }
 }
 
-fn params(common_name: &str, days: u32) -> CertificateParams {
+/// What every certificate has that is not the authority's.
+fn common(params: &mut CertificateParams) {
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.use_authority_key_identifier_extension = true;
+    let mut serial = [0; SERIAL_BYTES];
+    getrandom::fill(&mut serial).expect("the kernel always has random bytes after boot");
+    // Positive, and of the same length always.
+    serial[0] = serial[0] & 0x7f | 0x40;
+    params.serial_number = Some(SerialNumber::from_slice(&serial));
+}
+
+fn hex(serial: &SerialNumber) -> String {
+    let bytes = serial.to_bytes();
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn params(common_name: &str, lifetime: Duration) -> CertificateParams {
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = rcgen::date_time_ymd(1970, 1, 1) + since_1970.unwrap_or_default();
     let mut params = CertificateParams::default();
@@ -100,7 +163,7 @@ fn params(common_name: &str, days: u32) -> CertificateParams {
         .distinguished_name
         .push(DnType::OrganizationName, "K8E Sandbox");
     params.not_before = now - CLOCK_SKEW;
-    params.not_after = now + DAY * days;
+    params.not_after = now + lifetime;
     params
 }
 

@@ -1,0 +1,162 @@
+//! `k8e apikey …`: who may come in from elsewhere.
+
+use crate::failure::Failure;
+use crate::output;
+use crate::units::{self, Span};
+use clap::{Args, Subcommand};
+use k8e_api::client::Client;
+use k8e_api::v1;
+use serde::Serialize;
+
+/// What `k8e apikey --help` begins with.
+pub(crate) const LONG_ABOUT: &str = "\
+Make, list and delete API keys.
+
+An API key says who somebody is: its holder owns the sessions and secrets that it makes, and sees no
+others. It is shown once, when it is made; the server keeps only a hash. Clients send it with every
+call (K8E_SANDBOX_APIKEY), or `k8e login` with it for a certificate. Deleting a key ends both at
+once. These commands are for root and the group k8e, on the server itself.";
+
+/// The commands of `k8e apikey`.
+#[derive(Subcommand, Debug)]
+pub enum ApikeyCommand {
+    /// Make a key, and show it this once
+    Create(CreateArgs),
+    /// List the keys, without the keys themselves
+    List,
+    /// Delete a key: it, and certificates given for it, are refused from now on
+    Delete(DeleteArgs),
+    /// Refuse one certificate from now on: that of a lost device
+    RevokeCertificate(RevokeArgs),
+}
+
+/// Arguments of `k8e apikey create`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  k8e apikey create ann --expires 90d | jq -r .key
+  k8e apikey create ann-laptop --principal ann     # sees what ann's other keys see")]
+pub struct CreateArgs {
+    /// What to call it; no two keys have one name
+    name: String,
+
+    /// How long it counts, as 30d, or never [default: never]
+    #[arg(long, alias = "ttl", value_name = "TIME", value_parser = units::span)]
+    expires: Option<Span>,
+
+    /// Who its holder is [default: somebody of the key's name]
+    #[arg(long, value_name = "NAME")]
+    principal: Option<String>,
+}
+
+/// Arguments of `k8e apikey delete`.
+#[derive(Args, Debug)]
+pub struct DeleteArgs {
+    /// Its id, or its name
+    id: String,
+}
+
+/// Arguments of `k8e apikey revoke-certificate`.
+#[derive(Args, Debug)]
+pub struct RevokeArgs {
+    /// As `k8e audit` shows it for the login, or `openssl x509 -serial`
+    serial: String,
+}
+
+#[derive(Serialize)]
+struct KeysJson {
+    keys: Vec<KeyJson>,
+}
+
+/// Times are Unix seconds; none is never.
+#[derive(Serialize)]
+struct KeyJson {
+    id: String,
+    name: String,
+    principal: String,
+    created_at: i64,
+    expires_at: Option<i64>,
+    last_used: Option<i64>,
+    expired: bool,
+}
+
+/// The one time that a key is shown. The second spelling is what E2B's clients insist on.
+#[derive(Serialize)]
+struct MadeJson {
+    #[serde(flatten)]
+    about: KeyJson,
+    key: String,
+    e2b_key: String,
+}
+
+#[derive(Serialize)]
+struct DoneJson {
+    ok: bool,
+    #[serde(flatten)]
+    key: Option<KeyJson>,
+}
+
+pub(crate) async fn run(command: ApikeyCommand, mut client: Client) -> Result<u8, Failure> {
+    let identity = &mut client.identity;
+    match command {
+        ApikeyCommand::Create(args) => {
+            let request = v1::CreateKeyRequest {
+                name: args.name,
+                principal: args.principal.unwrap_or_default(),
+                expires_in_s: args
+                    .expires
+                    .and_then(Span::into_option)
+                    .map_or(0, |time| Span::For(time).wire_seconds()),
+            };
+            let made = identity.create_key(request).await?.into_inner();
+            let digits = made.secret.trim_start_matches("k8e_");
+            output::json(&MadeJson {
+                about: made.key.unwrap_or_default().into(),
+                e2b_key: format!("e2b_{digits}"),
+                key: made.secret,
+            })?;
+        }
+        ApikeyCommand::List => {
+            let listed = identity.list_keys(v1::ListKeysRequest {}).await?;
+            let keys = listed.into_inner().keys.into_iter().map(KeyJson::from);
+            output::json(&KeysJson {
+                keys: keys.collect(),
+            })?;
+        }
+        ApikeyCommand::Delete(args) => {
+            let request = v1::DeleteKeyRequest { id: args.id };
+            let deleted = identity.delete_key(request).await?.into_inner();
+            output::json(&DoneJson {
+                ok: true,
+                key: deleted.key.map(KeyJson::from),
+            })?;
+        }
+        ApikeyCommand::RevokeCertificate(args) => {
+            let serial = args.serial.trim_start_matches("serial=").to_owned();
+            let request = v1::RevokeCertificateRequest { serial };
+            identity.revoke_certificate(request).await?;
+            output::json(&DoneJson {
+                ok: true,
+                key: None,
+            })?;
+        }
+    }
+    Ok(0)
+}
+
+// === impl KeyJson ===
+
+impl From<v1::Key> for KeyJson {
+    fn from(key: v1::Key) -> Self {
+        let seconds = |ms: i64| (ms > 0).then_some(ms / 1000);
+        Self {
+            id: key.id,
+            name: key.name,
+            principal: key.principal,
+            created_at: key.created_at_unix_ms / 1000,
+            expires_at: seconds(key.expires_at_unix_ms),
+            last_used: seconds(key.last_used_unix_ms),
+            expired: key.expired,
+        }
+    }
+}

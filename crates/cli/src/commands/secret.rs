@@ -1,0 +1,185 @@
+//! `k8e secret …`: values for the environment of commands.
+
+use crate::failure::Failure;
+use crate::output;
+use clap::{Args, Subcommand};
+use k8e_api::client::Client;
+use k8e_api::convert;
+use k8e_api::v1;
+use serde::Serialize;
+use tokio::io::AsyncReadExt as _;
+
+/// More than a secret may have, so that one that is too long is refused and not cut.
+const READ_BYTES_MAX: u64 = 1024 * 1024;
+
+/// What `k8e secret --help` begins with.
+pub(crate) const LONG_ABOUT: &str = "\
+Set, list and delete secrets: values that commands in a sandbox get as variables.
+
+A secret has a name, and one value or several, each with a key. It belongs to whoever sets it. No
+command and no call shows a value again; the server keeps it encrypted. A session names those that
+its commands get, and they get what it is when they start:
+
+  printf %s \"$TOKEN\" | k8e secret set github:token
+  k8e sandbox run 'gh auth status' --secret GH_TOKEN=github:token
+
+Code in the sandbox can read and print what it is given: give it as little as it needs.";
+
+/// The commands of `k8e secret`.
+#[derive(Subcommand, Debug)]
+pub enum SecretCommand {
+    /// Set a secret to what is on standard input; one newline at its end is left out
+    Set(SetArgs),
+    /// List secrets, without their values
+    List,
+    /// Delete a secret, or one of its values
+    Delete(DeleteArgs),
+}
+
+/// Arguments of `k8e secret set`.
+#[derive(Args, Debug)]
+pub struct SetArgs {
+    /// NAME, or NAME:KEY for one of several values
+    #[arg(value_name = "NAME[:KEY]")]
+    secret: String,
+
+    /// Keep a newline at the end
+    #[arg(long)]
+    exact: bool,
+
+    /// For this holder of an API key; on the server itself only [default: yourself]
+    #[arg(long, value_name = "NAME")]
+    principal: Option<String>,
+}
+
+/// Arguments of `k8e secret delete`.
+#[derive(Args, Debug)]
+pub struct DeleteArgs {
+    /// NAME for all its values, or NAME:KEY
+    #[arg(value_name = "NAME[:KEY]")]
+    secret: String,
+
+    /// Of this holder of an API key; on the server itself only [default: yours]
+    #[arg(long, value_name = "NAME")]
+    principal: Option<String>,
+}
+
+#[derive(Serialize)]
+struct SecretsJson {
+    secrets: Vec<SecretJson>,
+}
+
+#[derive(Serialize)]
+struct SecretJson {
+    name: String,
+    key: String,
+    owner: String,
+    updated_at: i64,
+}
+
+#[derive(Serialize)]
+struct DoneJson {
+    ok: bool,
+    name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    key: String,
+}
+
+/// What is asked for, read and checked; nothing is sent yet.
+pub(crate) enum Request {
+    Set(v1::SetSecretRequest),
+    List,
+    Delete(v1::DeleteSecretRequest),
+}
+
+// === impl SecretCommand ===
+
+impl SecretCommand {
+    pub(crate) async fn request(self) -> Result<Request, Failure> {
+        match self {
+            Self::Set(args) => {
+                let (name, key) = named(&args.secret);
+                convert::secret_name(&name, &key)?;
+                let value = read_value(args.exact).await?;
+                // Only to say early what the server would say late.
+                convert::secret_value(value.clone().into())?;
+                Ok(Request::Set(v1::SetSecretRequest {
+                    name,
+                    key,
+                    value: value.into(),
+                    principal: args.principal.unwrap_or_default(),
+                }))
+            }
+            Self::List => Ok(Request::List),
+            Self::Delete(args) => {
+                let (name, key) = named(&args.secret);
+                convert::secret_name(&name, &key)?;
+                Ok(Request::Delete(v1::DeleteSecretRequest {
+                    name,
+                    key,
+                    principal: args.principal.unwrap_or_default(),
+                }))
+            }
+        }
+    }
+}
+
+pub(crate) async fn run(request: Request, mut client: Client) -> Result<u8, Failure> {
+    let secrets = &mut client.secrets;
+    match request {
+        Request::Set(request) => {
+            let (name, key) = (request.name.clone(), request.key.clone());
+            secrets.set_secret(request).await?;
+            output::json(&DoneJson {
+                ok: true,
+                name,
+                key,
+            })?;
+        }
+        Request::List => {
+            let listed = secrets.list_secrets(v1::ListSecretsRequest {}).await?;
+            let listed = listed.into_inner().secrets.into_iter();
+            let listed = listed.map(|entry| SecretJson {
+                name: entry.name,
+                key: entry.key,
+                owner: entry.owner,
+                updated_at: entry.updated_at_unix_ms / 1000,
+            });
+            output::json(&SecretsJson {
+                secrets: listed.collect(),
+            })?;
+        }
+        Request::Delete(request) => {
+            let (name, key) = (request.name.clone(), request.key.clone());
+            secrets.delete_secret(request).await?;
+            output::json(&DoneJson {
+                ok: true,
+                name,
+                key,
+            })?;
+        }
+    }
+    Ok(0)
+}
+
+/// `NAME` or `NAME:KEY`.
+pub(super) fn named(text: &str) -> (String, String) {
+    let (name, key) = text.split_once(':').unwrap_or((text, ""));
+    (name.to_owned(), key.to_owned())
+}
+
+async fn read_value(exact: bool) -> Result<Vec<u8>, Failure> {
+    let mut value = Vec::new();
+    tokio::io::stdin()
+        .take(READ_BYTES_MAX)
+        .read_to_end(&mut value)
+        .await
+        .map_err(|e| Failure::io("read the value from standard input", &e))?;
+    if !exact && value.ends_with(b"\n") {
+        value.pop();
+        if value.ends_with(b"\r") {
+            value.pop();
+        }
+    }
+    Ok(value)
+}

@@ -1,0 +1,114 @@
+//! Who changed what: a row for every operation that changes something, whoever's door it came by.
+//!
+//! An [`Audit`] is made when the operation begins and ended with its result. One that is dropped
+//! says so: its caller went away before it was told. Rows are written by the recorder, behind the
+//! caller's back.
+
+use crate::recorder::{Recorder, now_ms};
+use crate::{Error, Sessions};
+use k8e_model::Principal;
+use k8e_store::{AuditQuery, AuditRow};
+
+/// Of an object's name: paths in a workspace may be long.
+const OBJECT_BYTES_MAX: usize = 512;
+
+/// An operation under way.
+pub struct Audit {
+    recorder: Recorder,
+    principal: String,
+    action: &'static str,
+    object: String,
+    ended: bool,
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Begins a row. For what a door does by itself; the engine's own operations do this.
+    pub fn audited(&self, who: &Principal, action: &'static str, object: &str) -> Audit {
+        Audit::begin(&self.shared.recorder, who, action, object)
+    }
+
+    /// Who changed what, the oldest first. For administrators.
+    pub async fn audit(&self, who: &Principal, query: &AuditQuery) -> Result<Vec<AuditRow>, Error> {
+        self.administrator(who, "the audit is shown")?;
+        self.shared.recorder.flush().await;
+        Ok(self.shared.store.audit(query).await?)
+    }
+
+    /// Whether `who` may do what `what` says.
+    pub(crate) fn administrator(&self, who: &Principal, what: &'static str) -> Result<(), Error> {
+        if who.is_administrator() {
+            return Ok(());
+        }
+        Err(Error::NotAdministrator(what))
+    }
+}
+
+// === impl Audit ===
+
+impl Audit {
+    pub(crate) fn begin(
+        recorder: &Recorder,
+        who: &Principal,
+        action: &'static str,
+        object: &str,
+    ) -> Self {
+        Self {
+            recorder: recorder.clone(),
+            principal: who.name().to_owned(),
+            action,
+            object: object[..object.floor_char_boundary(OBJECT_BYTES_MAX)].to_owned(),
+            ended: false,
+        }
+    }
+
+    /// The object, when it was not known at the beginning.
+    pub fn about(&mut self, object: &str) {
+        self.object = object[..object.floor_char_boundary(OBJECT_BYTES_MAX)].to_owned();
+    }
+
+    /// Writes how it ended, and passes that on.
+    pub fn end<T>(mut self, result: Result<T, Error>) -> Result<T, Error> {
+        self.write(result.as_ref().map_or_else(|e| e.code().as_str(), |_| "ok"));
+        result
+    }
+
+    /// Writes that it failed, when its end may not come.
+    pub(crate) fn failed(&mut self, error: &Error) {
+        self.write(error.code().as_str());
+    }
+
+    /// The same for who has no result of the engine's.
+    pub fn end_with(mut self, code: Result<(), k8e_model::Code>) {
+        self.write(code.map_or_else(k8e_model::Code::as_str, |()| "ok"));
+    }
+
+    fn write(&mut self, code: &str) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        self.recorder.audit(AuditRow {
+            at: now_ms(),
+            principal: std::mem::take(&mut self.principal),
+            action: self.action.to_owned(),
+            object: std::mem::take(&mut self.object),
+            code: code.to_owned(),
+        });
+    }
+}
+
+impl std::fmt::Debug for Audit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Audit")
+            .field("action", &self.action)
+            .field("object", &self.object)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        self.write("cancelled");
+    }
+}

@@ -1,0 +1,226 @@
+//! Wrong API keys, counted by where they come from.
+//!
+//! Who sends many is answered without an opinion on the next one: from there only keys count that
+//! were right from there before. So guessing gets nowhere, and whoever shares an address with the
+//! guesser (a loopback, an office) goes on working.
+
+use crate::limit::{Bucket, Rate};
+use k8e_model::KeyId;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Typing errors, and a client with an old key, fit well; guessing does not.
+const WRONG: Rate = Rate {
+    per_second: 1,
+    burst: 10,
+};
+
+/// Sources that are remembered. Beyond that new ones share one count: those who guess from more
+/// addresses than this slow down only those whose key was never right from where they are.
+const SOURCES_MAX: usize = 4096;
+
+/// Of one key, the latest. More than a roaming laptop needs.
+const KNOWN_PLACES_MAX: usize = 8;
+
+/// More keys than a server takes.
+const KNOWN_KEYS_MAX: usize = 16_384;
+
+/// Where a call comes from: an address, or of IPv6 the network, which one machine has to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Source(IpAddr);
+
+/// Wrong keys, and from where right ones came.
+pub(crate) struct Throttle {
+    table: Mutex<Table>,
+}
+
+struct Table {
+    wrong: HashMap<Source, Guesses>,
+    others: Guesses,
+    known: HashMap<KeyId, VecDeque<Source>>,
+}
+
+/// Wrong keys of one source.
+struct Guesses {
+    bucket: Bucket,
+    /// Whether they are known to be too many; forgotten after a pause.
+    told: bool,
+}
+
+/// What becomes of a call with a wrong key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    /// Told so.
+    Told,
+    /// The first of too many.
+    TooMany,
+    /// One of too many.
+    StillTooMany,
+}
+
+// === impl Throttle ===
+
+impl Throttle {
+    pub(crate) fn new() -> Self {
+        Self {
+            table: Mutex::new(Table {
+                wrong: HashMap::new(),
+                others: Guesses::none(Instant::now()),
+                known: HashMap::new(),
+            }),
+        }
+    }
+
+    /// Whether a right key may be used from there now.
+    pub(crate) fn right(&self, from: IpAddr, key: &KeyId) -> bool {
+        self.right_at(Source::of(from), key, Instant::now())
+    }
+
+    /// Counts a wrong key.
+    pub(crate) fn wrong(&self, from: IpAddr) -> Wrong {
+        self.wrong_at(Source::of(from), Instant::now())
+    }
+
+    fn right_at(&self, from: Source, key: &KeyId, now: Instant) -> bool {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = table.known.get(key);
+        if known.is_some_and(|places| places.contains(&from)) {
+            return true;
+        }
+        if table.guesses(from).bucket.is_empty(WRONG, now) {
+            return false;
+        }
+        if table.known.len() >= KNOWN_KEYS_MAX && !table.known.contains_key(key) {
+            table.known.clear();
+        }
+        let places = table.known.entry(key.clone()).or_default();
+        if places.len() >= KNOWN_PLACES_MAX {
+            places.pop_front();
+        }
+        places.push_back(from);
+        true
+    }
+
+    fn wrong_at(&self, from: Source, now: Instant) -> Wrong {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let guesses = table.guesses_mut(from, now);
+        guesses.told &= !guesses.bucket.is_full(now);
+        if guesses.bucket.take(WRONG, now) {
+            return Wrong::Told;
+        }
+        if std::mem::replace(&mut guesses.told, true) {
+            Wrong::StillTooMany
+        } else {
+            Wrong::TooMany
+        }
+    }
+}
+
+// === impl Table ===
+
+impl Table {
+    fn guesses(&self, from: Source) -> &Guesses {
+        // The others' have only what found no place of its own.
+        self.wrong.get(&from).unwrap_or(&self.others)
+    }
+
+    fn guesses_mut(&mut self, from: Source, now: Instant) -> &mut Guesses {
+        if !self.wrong.contains_key(&from) && self.wrong.len() >= SOURCES_MAX {
+            self.wrong.retain(|_, guesses| !guesses.bucket.is_full(now));
+            if self.wrong.len() >= SOURCES_MAX {
+                return &mut self.others;
+            }
+        }
+        self.wrong.entry(from).or_insert_with(|| Guesses::none(now))
+    }
+}
+
+// === impl Guesses ===
+
+impl Guesses {
+    fn none(now: Instant) -> Self {
+        Self {
+            bucket: Bucket::full(now),
+            told: false,
+        }
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(v6) => {
+                let [a, b, c, d, ..] = v6.segments();
+                Self(IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)))
+            }
+            v4 => Self(v4),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn from(text: &str) -> Source {
+        Source::of(text.parse().unwrap())
+    }
+
+    #[test]
+    fn guessing_is_slowed_down_to_nothing_and_others_are_not() {
+        let throttle = Throttle::new();
+        let (now, known, new) = (Instant::now(), KeyId::random(), KeyId::random());
+        let (office, home) = (from("192.0.2.1"), from("198.51.100.1"));
+        assert!(throttle.right_at(office, &known, now));
+        let second: Vec<_> = (0..1000).map(|_| throttle.wrong_at(office, now)).collect();
+        let count = |what| second.iter().filter(|wrong| **wrong == what).count();
+        assert_eq!((count(Wrong::Told), count(Wrong::TooMany)), (10, 1));
+        assert!(throttle.right_at(office, &known, now), "it was right there");
+        assert!(
+            !throttle.right_at(office, &new, now),
+            "that might be the guess"
+        );
+        assert!(throttle.right_at(home, &new, now), "another place");
+        let later = now + Duration::from_secs(20);
+        assert!(throttle.right_at(office, &new, later));
+        assert_eq!(throttle.wrong_at(office, later), Wrong::Told);
+    }
+
+    #[test]
+    fn a_machine_with_many_addresses_is_one_source() {
+        assert_eq!(from("2001:db8::1"), from("2001:db8::ffff:1"));
+        assert_ne!(from("2001:db8::1"), from("2001:db8:0:1::1"));
+        assert_eq!(from("::ffff:192.0.2.1"), from("192.0.2.1"));
+    }
+
+    #[test]
+    fn the_tables_are_bounded() {
+        let throttle = Throttle::new();
+        let now = Instant::now();
+        let key = KeyId::random();
+        assert!(throttle.right_at(from("192.0.2.1"), &key, now));
+        for n in 0..2 * SOURCES_MAX as u32 {
+            throttle.wrong_at(Source(IpAddr::V4(n.into())), now);
+        }
+        let table = throttle.table.lock().unwrap();
+        assert_eq!(table.wrong.len(), SOURCES_MAX);
+        drop(table);
+        assert!(throttle.right_at(from("192.0.2.1"), &key, now));
+        for n in 0..100 {
+            throttle.right_at(
+                Source(IpAddr::V4(n.into())),
+                &key,
+                now + Duration::from_secs(60),
+            );
+        }
+        assert_eq!(
+            throttle.table.lock().unwrap().known[&key].len(),
+            KNOWN_PLACES_MAX
+        );
+    }
+}
