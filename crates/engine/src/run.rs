@@ -119,6 +119,18 @@ enum Stage {
     Over,
 }
 
+// === impl RunTarget ===
+
+impl RunTarget {
+    /// The session, if one was named; else nothing.
+    pub(crate) fn named(&self) -> &str {
+        match self {
+            Self::Existing(id) => id.as_str(),
+            Self::Tenant(_) | Self::Fresh(_) => "",
+        }
+    }
+}
+
 // === impl Run ===
 
 impl Run {

@@ -98,6 +98,11 @@ impl Sessions {
 
     /// Ends a background run and everything it started. One that is over stays as it ended.
     pub async fn cancel_run(&self, who: &Principal, id: &RunId) -> Result<BackgroundRun, Error> {
+        let audit = self.audited(who, "run.cancel", id.as_str());
+        audit.end(self.cancel_run_of(who, id).await)
+    }
+
+    async fn cancel_run_of(&self, who: &Principal, id: &RunId) -> Result<BackgroundRun, Error> {
         let Some(kept) = self.shared.background.find(who, id) else {
             return self.recorded_run(who, id).await;
         };

@@ -164,6 +164,16 @@ impl Sessions {
                 "signal {signal} does not exist: use 1 to {SIGNAL_MAX}"
             )));
         }
+        let audit = self.audited(who, "terminal.signal", id.as_str());
+        audit.end(self.send_signal(who, id, signal).await)
+    }
+
+    async fn send_signal(
+        &self,
+        who: &Principal,
+        id: &TerminalId,
+        signal: i32,
+    ) -> Result<i32, Error> {
         let send = |id| request::Call::SignalTerminal(SignalTerminal { id, signal });
         match self.terminal_call(who, id, send, "signal").await? {
             reply::Reply::Terminal(state) if state.foreground > 0 => Ok(state.foreground),
@@ -173,6 +183,16 @@ impl Sessions {
 
     /// Ends a terminal with all that its command started: asks, waits that long, and kills.
     pub async fn destroy_terminal(
+        &self,
+        who: &Principal,
+        id: &TerminalId,
+        grace: Option<Duration>,
+    ) -> Result<(), Error> {
+        let audit = self.audited(who, "terminal.destroy", id.as_str());
+        audit.end(self.end_terminal(who, id, grace).await)
+    }
+
+    async fn end_terminal(
         &self,
         who: &Principal,
         id: &TerminalId,

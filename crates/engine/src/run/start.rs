@@ -30,11 +30,7 @@ const SHOWN_BYTES_MAX: usize = 256;
 impl Sessions {
     /// Runs a command, in a session that is there or made for it. Returns when it started.
     pub async fn run(&self, who: &Principal, request: RunRequest) -> Result<Run, Error> {
-        let named = match &request.target {
-            RunTarget::Existing(id) => id.as_str(),
-            RunTarget::Tenant(_) | RunTarget::Fresh(_) => "",
-        };
-        let mut audit = self.audited(who, "run", named);
+        let mut audit = self.audited(who, "run", request.target.named());
         let run = self.run_in(who, request).await;
         if let Ok(run) = &run {
             audit.about(run.session_id.as_str());

@@ -40,6 +40,19 @@ impl Sessions {
         who: &Principal,
         request: RunRequest,
     ) -> Result<BackgroundStarted, Error> {
+        let mut audit = self.audited(who, "run.background", request.target.named());
+        let started = self.start_background_in(who, request).await;
+        if let Ok(started) = &started {
+            audit.about(started.run.id.as_str());
+        }
+        audit.end(started)
+    }
+
+    async fn start_background_in(
+        &self,
+        who: &Principal,
+        request: RunRequest,
+    ) -> Result<BackgroundStarted, Error> {
         let mut command = request.command;
         if command.stdin {
             let what = "a background run takes no standard input: write it to a file";

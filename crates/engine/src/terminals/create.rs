@@ -40,6 +40,19 @@ impl Sessions {
         who: &Principal,
         request: TerminalRequest,
     ) -> Result<(TerminalView, bool), Error> {
+        let mut audit = self.audited(who, "terminal.create", request.target.named());
+        let made = self.create_terminal_in(who, request).await;
+        if let Ok((view, _)) = &made {
+            audit.about(view.id.as_str());
+        }
+        audit.end(made)
+    }
+
+    async fn create_terminal_in(
+        &self,
+        who: &Principal,
+        request: TerminalRequest,
+    ) -> Result<(TerminalView, bool), Error> {
         let spec = match &request.target {
             RunTarget::Tenant(spec) => spec.clone(),
             RunTarget::Existing(id) => {
