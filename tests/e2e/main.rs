@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "all of it is tests, helpers too")]
 
 mod allowed_hosts;
+mod background;
 mod bad_input;
 mod bench;
 mod check_config;
@@ -16,3 +17,4 @@ mod internet_answers;
 mod metrics;
 mod pool;
 mod secrets;
+mod terminals;

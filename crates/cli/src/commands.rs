@@ -18,8 +18,10 @@ mod pool;
 mod ps;
 mod read;
 mod run;
+mod runs;
 pub(crate) mod secret;
 mod sessions;
+mod shell;
 mod spec;
 mod status;
 mod stream;
@@ -58,6 +60,16 @@ pub enum SandboxCommand {
     /// Run code, or a shell command, in a sandbox
     #[command(long_about = run::LONG_ABOUT)]
     Run(run::RunArgs),
+    /// Show how a background run is doing
+    #[command(long_about = runs::LONG_ABOUT)]
+    Poll(runs::PollArgs),
+    /// List the background runs of a session
+    Runs(runs::RunsArgs),
+    /// End a background run
+    Cancel(runs::CancelArgs),
+    /// Open a shell, or any program, at a terminal in a session
+    #[command(long_about = shell::LONG_ABOUT)]
+    Shell(Box<shell::ShellArgs>),
     /// Make a session
     #[command(long_about = create::LONG_ABOUT)]
     Create(create::CreateArgs),
@@ -115,9 +127,12 @@ impl SandboxCommand {
             Self::Run(args) => !args.raw(),
             Self::Exec(args) => !args.raw(),
             Self::Read(args) => !args.raw(),
-            Self::Log(_) => false,
+            Self::Poll(args) => !args.raw(),
+            Self::Log(_) | Self::Shell(_) => false,
             Self::Egress(args) => !args.for_people(),
             Self::Create(_)
+            | Self::Runs(_)
+            | Self::Cancel(_)
             | Self::AllowHosts(_)
             | Self::Get(_)
             | Self::Sessions(_)
@@ -136,14 +151,32 @@ impl SandboxCommand {
     }
 }
 
+impl SandboxCommand {
+    /// Whether it does something about signals itself.
+    pub(crate) fn takes_signals(&self) -> bool {
+        matches!(self, Self::Shell(_))
+    }
+}
+
 pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8, Failure> {
     let client = || connect(globals);
     match command {
         // What can be refused without a server is: the request is made, and checked, first.
         SandboxCommand::Run(args) => {
+            let background = args.background();
             let request = args.request().await?;
-            run::run(request, client().await?).await
+            match background {
+                true => run::start(request, client().await?).await,
+                false => run::run(request, client().await?).await,
+            }
         }
+        SandboxCommand::Shell(args) => {
+            let request = args.request()?;
+            shell::run(request, client().await?).await
+        }
+        SandboxCommand::Poll(args) => runs::poll(args, client().await?).await,
+        SandboxCommand::Runs(args) => runs::list(args, client().await?).await,
+        SandboxCommand::Cancel(args) => runs::cancel(args, client().await?).await,
         SandboxCommand::Exec(args) => {
             let request = args.request()?;
             exec::run(request, client().await?).await

@@ -11,6 +11,7 @@ mod connect;
 mod failure;
 mod output;
 mod render;
+mod tty;
 pub mod units;
 
 pub use completion::CompletionArgs;
@@ -142,6 +143,10 @@ pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCod
     };
     let result = match command {
         Command::Completion(args) => completion::run(args, whole),
+        // It has every signal go inside, or cleans up.
+        Command::Sandbox(command) if command.takes_signals() => {
+            block_on_to_the_end(commands::run(*command, globals))
+        }
         Command::Sandbox(command) => block_on(commands::run(*command, globals)),
         Command::Apikey(command) => block_on(async {
             commands::apikey::run(command, connect::connect(globals).await?).await
@@ -268,6 +273,15 @@ mod tests {
             "k8e sandbox allow-hosts --clear",
             "k8e sandbox egress s --denied --follow",
             "k8e sandbox pool",
+            "k8e sandbox run --background true --timeout 1h",
+            "k8e sandbox poll run-a --follow",
+            "k8e sandbox poll run-a --wait",
+            "k8e sandbox runs s",
+            "k8e sandbox cancel run-a",
+            "k8e sandbox shell",
+            "k8e sandbox shell s -- python3 -q",
+            "k8e sandbox shell --tenant t -- top",
+            "k8e sandbox shell --attach term-a",
             "k8e sandbox create --secret A=github:token --secret B=github",
             "k8e apikey create ann --expires 30d --principal ann@example.com",
             "k8e apikey create ann --ttl never",
@@ -297,6 +311,12 @@ mod tests {
             "k8e sandbox write s f --mode x",
             "k8e sandbox get",
             "k8e sandbox egress",
+            "k8e sandbox run x --background --raw",
+            "k8e sandbox run x --background --fresh",
+            "k8e sandbox poll",
+            "k8e sandbox shell s python3",
+            "k8e sandbox shell --attach term-a -- top",
+            "k8e sandbox poll run-a --wait --follow",
             "k8e sandbox dance",
             "k8e sandbox create --secret A",
             "k8e sandbox get s --apikey 00",

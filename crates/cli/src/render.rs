@@ -40,6 +40,7 @@ pub(crate) struct SessionJson {
     network: String,
     oom_kills: u64,
     pids_refused: u64,
+    background_runs: u32,
 }
 
 /// What a sandbox may use.
@@ -106,6 +107,7 @@ impl From<v1::Session> for SessionJson {
             network: session.network,
             oom_kills: session.oom_kills,
             pids_refused: session.pids_refused,
+            background_runs: session.background_runs,
         }
     }
 }

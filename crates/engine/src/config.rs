@@ -25,6 +25,10 @@ pub struct Config {
     pub launches_max: usize,
     /// Commands that may run at once in one session.
     pub runs_per_session_max: usize,
+    /// Background runs that may be under way at once in one session; those that are over do not count.
+    pub background_runs_per_session_max: usize,
+    /// Terminals that may be open at once, whoever owns them.
+    pub terminals_max: usize,
     /// Of a run that does not say.
     pub run_timeout: Duration,
     /// What a session may reach that does not say.
@@ -64,6 +68,10 @@ impl Default for Config {
             launches_max: 2 * std::thread::available_parallelism().map_or(1, usize::from),
             // With the file calls well under the guest's 512 connections.
             runs_per_session_max: 128,
+            // K8E's, where finished ones counted too.
+            background_runs_per_session_max: 5,
+            // K8E's. One that is open costs the server a few hundred bytes.
+            terminals_max: 10_000,
             run_timeout: RUN_TIMEOUT_DEFAULT,
             // Who wants sandboxes to reach anybody says whom.
             egress_default: EgressPolicy::None,

@@ -2,7 +2,7 @@
 
 use k8e_driver::DriverError;
 use k8e_egress::EgressError;
-use k8e_model::{Code, SecretName, SessionId};
+use k8e_model::{Code, RunId, SecretName, SessionId, TerminalId};
 use k8e_store::StoreError;
 use std::time::Duration;
 
@@ -20,6 +20,18 @@ pub enum Error {
         id: SessionId,
         /// Why it ended.
         reason: String,
+    },
+    /// No such run, or it is another principal's: the two must not be told apart.
+    #[error("run {0} not found")]
+    RunNotFound(RunId),
+    /// No such terminal, or it is another principal's: the two must not be told apart.
+    #[error("terminal {0} not found")]
+    TerminalNotFound(TerminalId),
+    /// The server is full.
+    #[error("{max} terminals are open, which is all this server takes: destroy some")]
+    TerminalsFull {
+        /// How many may be.
+        max: usize,
     },
     /// The id is taken by a session that is not over.
     #[error("session {0} exists already: choose another id or destroy it first")]
@@ -180,6 +192,8 @@ impl Error {
         match self {
             Self::SessionNotFound(_)
             | Self::SessionOver { .. }
+            | Self::RunNotFound(_)
+            | Self::TerminalNotFound(_)
             | Self::KeyNotFound(_)
             | Self::SecretNotFound(_) => Code::NotFound,
             Self::NotAdministrator(_) | Self::CertificateRevoked => Code::Denied,
@@ -191,6 +205,7 @@ impl Error {
             | Self::KeysFull { .. }
             | Self::SecretsFull { .. }
             | Self::SessionBusy { .. }
+            | Self::TerminalsFull { .. }
             | Self::GuestBusy(_) => Code::Exhausted,
             Self::SessionNotReady(_) | Self::InputClosed(_) | Self::SecretMissing { .. } => {
                 Code::Precondition

@@ -269,7 +269,9 @@ fn guest_code(error: &proto::Error) -> Option<Code> {
         proto::ErrorCode::Exists => Some(Code::Exists),
         proto::ErrorCode::Permission => Some(Code::Denied),
         proto::ErrorCode::Exhausted => Some(Code::Exhausted),
-        proto::ErrorCode::IsDirectory | proto::ErrorCode::NotDirectory => Some(Code::Precondition),
+        proto::ErrorCode::IsDirectory
+        | proto::ErrorCode::NotDirectory
+        | proto::ErrorCode::Precondition => Some(Code::Precondition),
         proto::ErrorCode::Io => Some(Code::Internal),
     }
 }

@@ -18,8 +18,10 @@ mod pool;
 mod processes;
 mod recorder;
 mod run;
+mod runs;
 mod secrets;
 mod sessions;
+mod terminals;
 
 pub use audit::Audit;
 pub use config::Config;
@@ -33,5 +35,9 @@ pub use keys::{Certificate, KeyView, NewKey};
 pub use pool::PoolStatus;
 pub use processes::Process;
 pub use run::{Run, RunEvent, RunInput, RunRequest, RunTarget};
+pub use runs::{BackgroundStarted, RunWatch, RunWatchEvent};
 pub use secrets::SecretOwner;
 pub use sessions::{FlowStream, ListFilter, RuntimeStatus, ServerStatus, SessionView, Sessions};
+pub use terminals::{
+    Foreground, TerminalEvent, TerminalExit, TerminalRequest, TerminalStream, TerminalView,
+};

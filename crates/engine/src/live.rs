@@ -44,6 +44,7 @@ struct State {
     /// Its entry among the deadlines.
     deadline: Option<Instant>,
     runs: usize,
+    background: usize,
     calls: usize,
     paused: bool,
     /// When it is worth looking again whether it can be paused.
@@ -54,6 +55,8 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Run,
+    /// A run that outlives the call that started it.
+    Background,
     Call,
 }
 
@@ -84,6 +87,7 @@ impl Live {
             used: past(record.last_used),
             deadline: None,
             runs: 0,
+            background: 0,
             calls: 0,
             paused: false,
             look_at: now,
@@ -133,7 +137,7 @@ impl Live {
     pub(crate) fn quiet_since(&self, now: Instant, quiet: Duration) -> Option<Instant> {
         let worth = self.sandbox().is_some_and(|sandbox| sandbox.costs_idle());
         let state = self.state();
-        let unused = !state.paused && state.runs + state.calls == 0;
+        let unused = !state.paused && state.uses() == 0;
         let due = now >= state.used + quiet && now >= state.look_at;
         (worth && unused && due && self.phase() == Phase::Active).then_some(state.used)
     }
@@ -141,7 +145,7 @@ impl Live {
     /// Pauses its sandbox, unless it was used meanwhile.
     pub(crate) fn pause(&self, quiet_since: Instant) {
         let mut state = self.state();
-        if state.runs + state.calls == 0
+        if state.uses() == 0
             && state.used == quiet_since
             && let Some(sandbox) = self.sandbox()
         {
@@ -231,11 +235,7 @@ impl Live {
     /// When it ends if nobody uses it from now on. While it is used only its ttl counts.
     pub(crate) fn ends_at(&self, now: Instant) -> Option<Instant> {
         let state = self.state();
-        let used = if state.runs + state.calls > 0 {
-            now
-        } else {
-            state.used
-        };
+        let used = if state.uses() > 0 { now } else { state.used };
         let idle_at = self.record.lifetime.idle.map(|idle| used + idle);
         [self.ttl_at, idle_at].into_iter().flatten().min()
     }
@@ -256,7 +256,12 @@ impl Live {
         }
     }
 
-    /// Begins a use.
+    /// Background runs that are not over.
+    pub(crate) fn background_runs(&self) -> usize {
+        self.state().background
+    }
+
+    /// Begins a use; `runs_max` is how many runs of that purpose there may be.
     pub(crate) fn begin(
         self: &Arc<Self>,
         purpose: Purpose,
@@ -275,7 +280,11 @@ impl Live {
         match purpose {
             Purpose::Run if state.runs >= runs_max => return busy("commands", runs_max),
             Purpose::Call if state.calls >= CALLS_MAX => return busy("file calls", CALLS_MAX),
+            Purpose::Background if state.background >= runs_max => {
+                return busy("background runs", runs_max);
+            }
             Purpose::Run => state.runs += 1,
+            Purpose::Background => state.background += 1,
             Purpose::Call => state.calls += 1,
         }
         if std::mem::take(&mut state.paused)
@@ -336,6 +345,14 @@ impl Live {
     }
 }
 
+// === impl State ===
+
+impl State {
+    fn uses(&self) -> usize {
+        self.runs + self.background + self.calls
+    }
+}
+
 // === impl Use ===
 
 impl Drop for Use {
@@ -343,6 +360,7 @@ impl Drop for Use {
         let mut state = self.live.state();
         match self.purpose {
             Purpose::Run => state.runs -= 1,
+            Purpose::Background => state.background -= 1,
             Purpose::Call => state.calls -= 1,
         }
         state.used = Instant::now();

@@ -221,7 +221,7 @@ impl Refusal {
             Error::SessionsFull { .. } => Some(Self::Sessions),
             Error::OwnerFull { .. } => Some(Self::OwnerSessions),
             Error::LaunchesFull(_) => Some(Self::Launches),
-            Error::SessionBusy { .. } => Some(Self::SessionBusy),
+            Error::SessionBusy { .. } | Error::TerminalsFull { .. } => Some(Self::SessionBusy),
             Error::GuestBusy(_) => Some(Self::GuestBusy),
             Error::Launch(cause) if cause.code() == Code::Exhausted => Some(Self::Machine),
             _ => None,

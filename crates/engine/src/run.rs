@@ -7,9 +7,12 @@ mod stream;
 
 pub use input::RunInput;
 
+pub(crate) use start::{TENANT_TRIES, exec, refused, shown};
+
 use crate::guest::Call;
 use crate::live::Live;
 use crate::recorder::Transcriber;
+use crate::runs::Kept;
 use crate::sessions::{Owned, Shared};
 use bytes::Bytes;
 use input::SharedInputs;
@@ -84,6 +87,21 @@ pub struct Run {
     /// Output that came and is not told yet: dropping a future of [`Run::next`] loses none.
     at_hand: Option<(Stream, Bytes)>,
     transcriber: Transcriber,
+    /// Whether what it writes goes into the transcript.
+    transcribed: bool,
+    /// Of one that its guest keeps: then dropping it is only to follow it no longer.
+    background: Option<Arc<Kept>>,
+}
+
+/// A command that a guest has started.
+pub(crate) struct Begun {
+    pub(crate) call: Call,
+    pub(crate) pid: i32,
+    pub(crate) started: Instant,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) output_bytes_max: Option<u64>,
+    pub(crate) stdin: bool,
+    pub(crate) limits_before: LimitEvents,
 }
 
 #[derive(Clone, Copy)]
@@ -99,4 +117,57 @@ enum Stage {
     /// The guest hung up; until then its driver may say why.
     HungUp(Instant),
     Over,
+}
+
+// === impl RunTarget ===
+
+impl RunTarget {
+    /// The session, if one was named; else nothing.
+    pub(crate) fn named(&self) -> &str {
+        match self {
+            Self::Existing(id) => id.as_str(),
+            Self::Tenant(_) | Self::Fresh(_) => "",
+        }
+    }
+}
+
+// === impl Run ===
+
+impl Run {
+    /// In a session that was there before.
+    pub(crate) fn new(shared: &Arc<Shared>, live: Arc<Live>, begun: Begun) -> Self {
+        let mut call = begun.call;
+        let (inputs, input) = SharedInputs::split(call.inputs.take(), begun.stdin);
+        Self {
+            session_id: live.record.id.clone(),
+            session_created: false,
+            runtime: live.record.runtime,
+            shared: Arc::clone(shared),
+            live,
+            stage: Stage::Started(begun.pid),
+            call: Some(call),
+            inputs: Some(inputs),
+            input: Some(input),
+            owned: None,
+            started: begun.started,
+            timeout: begun.timeout,
+            output_bytes_max: begun.output_bytes_max,
+            limits_before: begun.limits_before,
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            late_bytes: 0,
+            waiting_since: None,
+            at_hand: None,
+            transcriber: Transcriber::default(),
+            transcribed: true,
+            background: None,
+        }
+    }
+
+    /// The same, of one that its guest keeps.
+    pub(crate) fn in_background(mut self, kept: &Arc<Kept>, transcribed: bool) -> Self {
+        self.background = Some(Arc::clone(kept));
+        self.transcribed = transcribed;
+        self
+    }
 }

@@ -19,6 +19,8 @@ use crate::live::Live;
 use crate::metrics;
 use crate::pool::{self, Pools};
 use crate::recorder::{Recorder, now_ms};
+use crate::runs::Background;
+use crate::terminals::Terminals;
 use crate::{Config, Error};
 use k8e_driver::{Driver, Probe};
 use k8e_model::{
@@ -54,6 +56,8 @@ pub(crate) struct Shared {
     /// What each driver said last, so that no creation waits for a probe.
     probes: Mutex<Vec<Probe>>,
     pub(crate) pools: Pools,
+    pub(crate) background: Background,
+    pub(crate) terminals: Terminals,
     /// Turns to make a sandbox.
     pub(crate) launches: Semaphore,
     started_at: UnixMillis,
@@ -103,6 +107,8 @@ impl Sessions {
             recorder: Recorder::start(store.clone()),
             keys: Keys::load(&store).await?,
             pools: Pools::new(&config, &drivers, &probes),
+            background: Background::default(),
+            terminals: Terminals::default(),
             launches: Semaphore::new(config.launches_max.max(1)),
             config,
             store,
@@ -118,6 +124,8 @@ impl Sessions {
             runtime: Handle::current(),
         });
         shared.recover().await?;
+        shared.restore_terminals().await?;
+        shared.resume_runs().await?;
         tokio::spawn(expire::expire(Arc::clone(&shared)));
         tokio::spawn(rest::rest(Arc::clone(&shared)));
         pool::start(&shared);
@@ -194,6 +202,11 @@ impl Shared {
             .get(id)
             .filter(|live| who.may_use(&live.record.owner))
             .cloned()
+    }
+
+    /// A live session, whoever's.
+    pub(crate) fn find_any(&self, id: &SessionId) -> Option<Arc<Live>> {
+        self.index().sessions.get(id).cloned()
     }
 
     /// The newest active session of the caller's tenant that is what `spec` asks for.

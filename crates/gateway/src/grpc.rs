@@ -1,5 +1,6 @@
 //! The services of `k8e.v1` over the engine: parse, call, render.
 
+mod background;
 mod egress;
 mod files;
 mod history;
@@ -7,6 +8,7 @@ mod identity;
 mod run;
 mod secrets;
 mod sessions;
+mod terminals;
 
 use crate::Error;
 use crate::auth::principal;
@@ -84,6 +86,8 @@ impl Sandboxes for Service {
     type ReadFileStream = Answers<v1::ReadFileResponse>;
     type ListFilesStream = Answers<v1::ListFilesResponse>;
     type WatchEgressStream = Answers<v1::EgressFlow>;
+    type WatchRunStream = Answers<v1::WatchRunResponse>;
+    type AttachTerminalStream = Answers<v1::TerminalEvent>;
 
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
         principal(&request)?;
@@ -151,6 +155,132 @@ impl Sandboxes for Service {
     async fn run(&self, request: Request<Streaming<v1::RunRequest>>) -> Answer<Self::RunStream> {
         let who = principal(&request)?;
         run::run(&self.sessions, &who, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn start_run(&self, request: Request<v1::RunStart>) -> Answer<v1::BackgroundRun> {
+        let who = principal(&request)?;
+        background::start(&self.sessions, &who, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn get_run(&self, request: Request<v1::GetRunRequest>) -> Answer<v1::BackgroundRun> {
+        let who = principal(&request)?;
+        background::get(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn list_runs(
+        &self,
+        request: Request<v1::ListRunsRequest>,
+    ) -> Answer<v1::ListRunsResponse> {
+        let who = principal(&request)?;
+        background::list(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn cancel_run(
+        &self,
+        request: Request<v1::CancelRunRequest>,
+    ) -> Answer<v1::BackgroundRun> {
+        let who = principal(&request)?;
+        background::cancel(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn watch_run(
+        &self,
+        request: Request<v1::WatchRunRequest>,
+    ) -> Answer<Self::WatchRunStream> {
+        let who = principal(&request)?;
+        let stop = crate::signal(&self.stopped);
+        background::watch(&self.sessions, &who, &request.into_inner(), stop)
+            .await
+            .map(Response::new)
+    }
+
+    async fn create_terminal(
+        &self,
+        request: Request<v1::CreateTerminalRequest>,
+    ) -> Answer<v1::Terminal> {
+        let who = principal(&request)?;
+        terminals::create(&self.sessions, &who, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn attach_terminal(
+        &self,
+        request: Request<v1::AttachTerminalRequest>,
+    ) -> Answer<Self::AttachTerminalStream> {
+        let who = principal(&request)?;
+        let stop = crate::signal(&self.stopped);
+        terminals::attach(&self.sessions, &who, &request.into_inner(), stop)
+            .await
+            .map(Response::new)
+    }
+
+    async fn write_terminal(
+        &self,
+        request: Request<v1::WriteTerminalRequest>,
+    ) -> Answer<v1::WriteTerminalResponse> {
+        let who = principal(&request)?;
+        terminals::write(&self.sessions, &who, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn resize_terminal(
+        &self,
+        request: Request<v1::ResizeTerminalRequest>,
+    ) -> Answer<v1::ResizeTerminalResponse> {
+        let who = principal(&request)?;
+        terminals::resize(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn terminal_foreground(
+        &self,
+        request: Request<v1::TerminalForegroundRequest>,
+    ) -> Answer<v1::TerminalForegroundResponse> {
+        let who = principal(&request)?;
+        terminals::foreground(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn signal_terminal(
+        &self,
+        request: Request<v1::SignalTerminalRequest>,
+    ) -> Answer<v1::SignalTerminalResponse> {
+        let who = principal(&request)?;
+        terminals::signal(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn destroy_terminal(
+        &self,
+        request: Request<v1::DestroyTerminalRequest>,
+    ) -> Answer<v1::DestroyTerminalResponse> {
+        let who = principal(&request)?;
+        terminals::destroy(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn list_terminals(
+        &self,
+        request: Request<v1::ListTerminalsRequest>,
+    ) -> Answer<v1::ListTerminalsResponse> {
+        let who = principal(&request)?;
+        terminals::list(&self.sessions, &who, &request.into_inner())
             .await
             .map(Response::new)
     }
@@ -269,6 +399,14 @@ fn engine_status(error: k8e_engine::Error) -> Status {
 /// A broken rule of the model, to a client.
 fn model_status(error: k8e_model::Error) -> Status {
     to_status(error.code, &error.message)
+}
+
+/// Ends an answer that would go on for ever: a stop is an error, for one that just ends is whole.
+fn stopping() -> Status {
+    to_status(
+        Code::Unavailable,
+        "the server is stopping: watch again when it is back",
+    )
 }
 
 /// The first message of a client's stream; `call` names it in errors.

@@ -96,6 +96,8 @@ impl Class {
             "Read",
             "Stat",
             "Watch",
+            "Attach",
+            "TerminalForeground",
             "Check",
             "ServerReflection",
         ];

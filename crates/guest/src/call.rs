@@ -1,7 +1,7 @@
 //! One connection: takes the request, runs the call, sees to it that there is one final reply.
 
 use crate::error::Error;
-use crate::{Guest, exec, files, processes};
+use crate::{Guest, exec, files, processes, pty, runs};
 use k8e_wire::proto::{Done, HelloReply, reply::Reply, request::Call};
 use k8e_wire::{GuestEnd, PROTOCOL, ReplySink, Requests};
 use std::os::fd::{AsFd, OwnedFd};
@@ -68,18 +68,34 @@ async fn dispatch(
         | Call::MakeDir(_)
         | Call::Move(_)
         | Call::Remove(_)
-        | Call::ListProcesses(_) => {
+        | Call::ListProcesses(_)
+        | Call::StartRun(_)
+        | Call::AttachRun(_)
+        | Call::EndRun(_)
+        | Call::ForgetRun(_)
+        | Call::CreateTerminal(_)
+        | Call::AttachTerminal(_)
+        | Call::WriteTerminal(_)
+        | Call::ResizeTerminal(_)
+        | Call::InspectTerminal(_)
+        | Call::SignalTerminal(_)
+        | Call::EndTerminal(_)
+        | Call::ListTerminals(_) => {
             let GuestEnd { requests, replies } = end;
             tokio::select! {
                 biased;
-                last = without_input(replies, call) => last,
+                last = without_input(guest, replies, call) => last,
                 () = closed(requests) => Err(Error::Cancelled),
             }
         }
     }
 }
 
-async fn without_input(replies: &mut ReplySink, call: Call) -> Result<Reply, Error> {
+async fn without_input(
+    guest: &Arc<Guest>,
+    replies: &mut ReplySink,
+    call: Call,
+) -> Result<Reply, Error> {
     let done = Ok(Reply::Done(Done::default()));
     match call {
         Call::ReadFile(request) => files::read(replies, request).await,
@@ -89,6 +105,18 @@ async fn without_input(replies: &mut ReplySink, call: Call) -> Result<Reply, Err
         Call::Move(request) => files::rename(&request).and(done),
         Call::Remove(request) => files::remove(&request).await.and(done),
         Call::ListProcesses(_) => processes::list(replies).await,
+        Call::StartRun(request) => Box::pin(runs::start(guest, replies, request)).await,
+        Call::AttachRun(request) => runs::attach(guest, replies, request).await,
+        Call::EndRun(request) => runs::end(guest, request).await,
+        Call::ForgetRun(request) => runs::forget(guest, request).await,
+        Call::CreateTerminal(request) => Box::pin(pty::create(guest, request)).await,
+        Call::AttachTerminal(request) => pty::attach(guest, replies, request).await,
+        Call::WriteTerminal(request) => pty::write(guest, request).await,
+        Call::ResizeTerminal(request) => pty::resize(guest, request).await,
+        Call::InspectTerminal(request) => pty::inspect(guest, request).await,
+        Call::SignalTerminal(request) => pty::signal(guest, request).await,
+        Call::EndTerminal(request) => pty::end(guest, request).await,
+        Call::ListTerminals(_) => Ok(pty::list(guest)),
         Call::Hello(_) | Call::Exec(_) | Call::WriteFile(_) => {
             Err(Error::Invalid("not this call".to_owned()))
         }

@@ -29,6 +29,15 @@ pub(crate) enum Error {
     /// The program does not exist.
     #[error("program {0:?} was not found in the sandbox")]
     NoProgram(String),
+    /// There is no such run or terminal.
+    #[error("there is no {0}")]
+    NotFound(String),
+    /// There is one already.
+    #[error("{0} exists already")]
+    Exists(String),
+    /// What it is about is not in a state for it.
+    #[error("{0}")]
+    Precondition(String),
     /// Processes, memory or disk are used up.
     #[error("{0}")]
     Exhausted(String),
@@ -69,6 +78,9 @@ impl Error {
             Self::IsDirectory(_) => ErrorCode::IsDirectory,
             Self::NotDirectory(_) => ErrorCode::NotDirectory,
             Self::NoProgram(_) => ErrorCode::NoProgram,
+            Self::NotFound(_) => ErrorCode::NotFound,
+            Self::Exists(_) => ErrorCode::Exists,
+            Self::Precondition(_) => ErrorCode::Precondition,
             Self::Exhausted(_) => ErrorCode::Exhausted,
             Self::Os { source, .. } => os_code(source),
             Self::Wire(_) | Self::Cancelled => ErrorCode::Io,

@@ -21,7 +21,7 @@
 
 mod command;
 mod input;
-mod kill;
+pub(crate) mod kill;
 mod output;
 mod report;
 mod script;
@@ -31,15 +31,17 @@ mod sys;
 use crate::error::{Error, show};
 use crate::sys::monotonic_ns;
 use crate::{Guest, procfs, reaper};
-pub(crate) use spawn::above;
+pub(crate) use command::Command;
+pub(crate) use output::{Ended, Reports};
+pub(crate) use report::Report;
+pub(crate) use spawn::{Child, above, spawn_on};
 pub(crate) use sys::Loan;
 
-use command::Command;
 use k8e_wire::GuestEnd;
 use k8e_wire::proto::{Exec, Exited, reply::Reply};
-use output::{Ended, Output};
+use output::Output;
 use report::Stage;
-use spawn::Child;
+use spawn::Streams;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
@@ -55,8 +57,8 @@ enum Outcome {
 }
 
 /// A command that runs. Dropped before it is over (the guest is ending) it is killed.
-struct Running<'a> {
-    guest: &'a Arc<Guest>,
+pub(crate) struct Running {
+    guest: Arc<Guest>,
     supervisor: i32,
     /// Process id of the command; 0 until it has one.
     pid: Arc<AtomicI32>,
@@ -65,10 +67,30 @@ struct Running<'a> {
 
 // === impl Running ===
 
-impl Running<'_> {
-    async fn kill(&self) {
+impl Running {
+    pub(crate) fn new(guest: &Arc<Guest>, supervisor: i32, pid: Arc<AtomicI32>) -> Self {
+        Self {
+            guest: Arc::clone(guest),
+            supervisor,
+            pid,
+            over: false,
+        }
+    }
+
+    /// Process id of the command; 0 until it has one.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid.load(Ordering::Relaxed)
+    }
+
+    /// It ended: nothing has to be killed any more.
+    pub(crate) fn set_over(&mut self) {
+        self.over = true;
+    }
+
+    /// Kills all that it started.
+    pub(crate) async fn kill(&self) {
         kill::kill_tree(
-            self.guest,
+            &self.guest,
             self.supervisor,
             self.pid.load(Ordering::Relaxed),
         )
@@ -76,17 +98,17 @@ impl Running<'_> {
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for Running {
     fn drop(&mut self) {
         if self.over {
-            reaper::reap_when_gone(self.guest, self.supervisor);
+            reaper::reap_when_gone(&self.guest, self.supervisor);
         } else {
             kill::kill_tree_now(
-                self.guest,
+                &self.guest,
                 self.supervisor,
                 self.pid.load(Ordering::Relaxed),
             );
-            reaper::reap_now(self.guest, self.supervisor);
+            reaper::reap_now(&self.guest, self.supervisor);
         }
     }
 }
@@ -105,16 +127,13 @@ pub(crate) async fn exec(
         supervisor,
         pid,
         mut reports,
-        stdin,
-        stdout,
-        stderr,
+        streams: Streams {
+            stdin,
+            stdout,
+            stderr,
+        },
     } = spawn::spawn(guest, &command, request.stdin)?;
-    let mut running = Running {
-        guest,
-        supervisor,
-        pid,
-        over: false,
-    };
+    let mut running = Running::new(guest, supervisor, pid);
     let killed = Notify::new();
     let mut output = Output::new(stdout, stderr, request.output_bytes_max);
     let mut timed_out = false;
@@ -174,7 +193,7 @@ pub(crate) async fn exec(
             Err(error)
         }
     };
-    running.over = true;
+    running.set_over();
     result
 }
 
@@ -192,11 +211,7 @@ fn exited(ended: &Ended, output: &Output, timed_out: bool, begin_ns: u64) -> Exi
     } else {
         ended.status
     };
-    let (exit_code, signal) = if libc::WIFSIGNALED(status) {
-        (128 + libc::WTERMSIG(status), libc::WTERMSIG(status))
-    } else {
-        (libc::WEXITSTATUS(status), 0)
-    };
+    let (exit_code, signal) = exit_of(status);
     Exited {
         exit_code,
         signal,
@@ -209,7 +224,17 @@ fn exited(ended: &Ended, output: &Output, timed_out: bool, begin_ns: u64) -> Exi
     }
 }
 
-fn not_started(command: &Command, user: &str, stage: Stage, errno: i32) -> Error {
+/// The exit code and the signal of what `waitpid` says.
+pub(crate) fn exit_of(status: i32) -> (i32, i32) {
+    if libc::WIFSIGNALED(status) {
+        (128 + libc::WTERMSIG(status), libc::WTERMSIG(status))
+    } else {
+        (libc::WEXITSTATUS(status), 0)
+    }
+}
+
+/// Why a command did not start.
+pub(crate) fn not_started(command: &Command, user: &str, stage: Stage, errno: i32) -> Error {
     let source = std::io::Error::from_raw_os_error(errno);
     let program = command.name();
     match (stage, errno) {

@@ -14,10 +14,18 @@
 //! | `Stat` | | `FileInfo` |
 //! | `MakeDir`, `Move`, `Remove` | | `Done` |
 //! | `ListProcesses` | `ProcessList`s | `Done` |
+//! | `StartRun`, `AttachRun` | `Started`, then `stdout` and `stderr` | `Exited`, or `Done` for now |
+//! | `EndRun`, `ForgetRun` | | `Done` |
+//! | `CreateTerminal` | | `Started` |
+//! | `AttachTerminal` | `Started`, then `data` | `Exited` |
+//! | `WriteTerminal`, `ResizeTerminal`, `EndTerminal` | | `Done` |
+//! | `InspectTerminal`, `SignalTerminal` | | `TerminalState` |
+//! | `ListTerminals` | | `TerminalList` |
 //!
 //! Any call may end with `Error` instead, which is final too. When the host closes its sending
 //! direction before that, the call is cancelled: a command and all it started is killed, a file
-//! that was being replaced stays as it was. So a host keeps its `Inputs` until the final reply, also
+//! that was being replaced stays as it was. What `StartRun` and
+//! `CreateTerminal` made is no part of a call. So a host keeps its `Inputs` until the final reply, also
 //! for calls that take none.
 //!
 //! # One thread
@@ -31,7 +39,9 @@ mod exec;
 mod files;
 mod processes;
 mod procfs;
+mod pty;
 mod reaper;
+mod runs;
 mod sys;
 mod users;
 
@@ -71,6 +81,9 @@ pub(crate) struct Guest {
     pub(crate) dev_null: Option<OwnedFd>,
     /// Streams of ended commands that background processes still write to.
     pub(crate) drains: AtomicUsize,
+    /// Commands that outlive their connections.
+    pub(crate) runs: runs::Runs,
+    pub(crate) terminals: pty::Terminals,
 }
 
 // === impl Config ===
@@ -105,6 +118,8 @@ pub async fn serve(listener: UnixListener, config: Config) {
             .ok()
             .and_then(|file| exec::above(file.into()).ok()),
         drains: AtomicUsize::new(0),
+        runs: runs::Runs::default(),
+        terminals: pty::Terminals::default(),
     });
     if config.init {
         tokio::spawn(reaper::reap_everything(Arc::clone(&guest)));

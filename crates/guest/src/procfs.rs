@@ -35,6 +35,16 @@ pub(crate) fn prefer_to_oom_kill(pid: i32) {
     let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), OOM_SCORE);
 }
 
+/// Whether a process ignores a signal, as far as the kernel tells: gVisor's does not.
+pub(crate) fn ignores(pid: i32, signal: i32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return false;
+    };
+    let mask = |line: &str| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok();
+    let ignored = status.lines().find_map(mask).unwrap_or(0);
+    ignored & (1 << (signal - 1)) != 0
+}
+
 // === impl Stat ===
 
 impl Stat {

@@ -9,6 +9,7 @@ use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
+use tokio::io::unix::AsyncFd;
 
 /// Descriptor at which the launcher leaves the listening socket.
 const LISTENER_FD: RawFd = 3;
@@ -51,6 +52,12 @@ pub(crate) fn monotonic_ns() -> u64 {
 pub(crate) fn page_bytes() -> u64 {
     // SAFETY: sysconf takes an integer.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Has tokio tell when a descriptor is ready.
+pub(crate) fn polled(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is owned and open, and stays the same until both are dropped.
+    Ok(unsafe { AsyncFd::register(fd) }?)
 }
 
 /// A random number, for names that nobody guesses.
@@ -151,6 +158,15 @@ pub fn self_test() -> io::Result<()> {
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct KernelAction([u64; 4]);
+
+// === impl KernelAction ===
+
+impl KernelAction {
+    /// Nothing happens.
+    pub(crate) fn ignore() -> Self {
+        Self([libc::SIG_IGN as u64, 0, 0, 0])
+    }
+}
 
 /// Past glibc, which hides two signals that a parent can well have ignored.
 ///

@@ -11,5 +11,9 @@ mod exec;
 mod files;
 #[path = "guest/init.rs"]
 mod init;
+#[path = "guest/runs.rs"]
+mod runs;
 #[path = "guest/support.rs"]
 mod support;
+#[path = "guest/terminals.rs"]
+mod terminals;

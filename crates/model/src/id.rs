@@ -1,4 +1,4 @@
-//! Names of sessions, sandboxes and tenants: random where we make them, DNS labels always.
+//! Names of sessions, sandboxes, tenants, runs and terminals: random where we make them, DNS labels always.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,16 @@ label!(
 );
 
 label!(
+    /// Names a background run; always random.
+    RunId,
+    "run id"
+);
+label!(
+    /// Names a terminal; always random.
+    TerminalId,
+    "terminal id"
+);
+label!(
     /// Names an API key, which itself is never shown again.
     KeyId,
     "key id"
@@ -93,6 +103,20 @@ impl SandboxId {
     /// A new id that nobody can guess.
     pub fn random() -> Self {
         Self(format!("sbx-{}", random_text()))
+    }
+}
+
+impl RunId {
+    /// A new id that nobody can guess.
+    pub fn random() -> Self {
+        Self(format!("run-{}", random_text()))
+    }
+}
+
+impl TerminalId {
+    /// A new id that nobody can guess.
+    pub fn random() -> Self {
+        Self(format!("term-{}", random_text()))
     }
 }
 

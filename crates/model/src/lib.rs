@@ -3,6 +3,7 @@
 //! Everything here is checked when it is made: a value of one of these types is already
 //! valid, so the crates that use it check nothing again. No IO, no async, no clock.
 
+mod background;
 mod bounded_map;
 mod command;
 pub mod egress;
@@ -21,6 +22,7 @@ mod secret;
 mod session;
 mod template;
 
+pub use background::{BACKGROUND_OUTPUT_BYTES_MAX, BackgroundRun, BackgroundStatus};
 pub use bounded_map::{Env, Labels};
 pub use command::{CODE_BYTES_MAX, Command, Outcome, Program, RUN_TIMEOUT_DEFAULT, RunStatus};
 pub use egress::{
@@ -28,7 +30,7 @@ pub use egress::{
     Ipv4Net, RULES_MAX, Rule, Target,
 };
 pub use error::{Code, Error};
-pub use id::{KeyId, SandboxId, SessionId, TenantId};
+pub use id::{KeyId, RunId, SandboxId, SessionId, TenantId, TerminalId};
 pub use key::{ApiKey, KeyHash};
 pub use language::Language;
 pub use lifetime::Lifetime;

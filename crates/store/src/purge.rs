@@ -48,8 +48,9 @@ impl Store {
         records_max: usize,
         bytes_max: u64,
     ) -> Result<bool, StoreError> {
-        // Transcripts of live sessions are in the sum too: then it is only asked in vain.
-        if self.transcript_bytes() > bytes_max {
+        // What live sessions wrote is in the sum too: then it is only asked in vain.
+        let bytes = self.transcript_bytes() + self.run_bytes().await?;
+        if bytes > bytes_max {
             return Ok(true);
         }
         let row = sqlx::query("SELECT COUNT(*) FROM sessions WHERE phase = 'ended'")
@@ -60,8 +61,8 @@ impl Store {
         Ok(u64::try_from(count).unwrap_or(0) > records_max as u64)
     }
 
-    /// Removes records of ended sessions, with their events and transcripts, until at most
-    /// `records_max` are left and their transcripts hold at most `bytes_max`. Returns how many.
+    /// Removes records of ended sessions, with their events, runs and transcripts, until at most
+    /// `records_max` are left and what they wrote is at most `bytes_max`. Returns how many.
     pub async fn trim_ended(
         &self,
         records_max: usize,
@@ -73,7 +74,8 @@ impl Store {
         .fetch_all(&self.shared.read)
         .await
         .map_err(self.sql("list ended sessions"))?;
-        let surplus = surplus(self.weigh(rows), records_max as u64, bytes_max);
+        let runs = self.run_bytes_by_session().await?;
+        let surplus = surplus(self.weigh(rows, &runs), records_max as u64, bytes_max);
         for row in &surplus {
             // One by one: each is short, and whoever else writes is let in between.
             sqlx::query("DELETE FROM sessions WHERE sandbox = $1 AND phase = 'ended'")
@@ -87,13 +89,14 @@ impl Store {
     }
 
     /// `rows` must be the newest first.
-    fn weigh(&self, rows: Vec<SqliteRow>) -> Vec<Ended> {
+    fn weigh(&self, rows: Vec<SqliteRow>, runs: &HashMap<String, u64>) -> Vec<Ended> {
         let mut owners: HashMap<String, (u64, u64)> = HashMap::new();
         let weigh = |row: SqliteRow| {
             let text = |column| row.try_get::<String, _>(column).unwrap_or_default();
             let bytes = text("sandbox")
                 .parse()
-                .map_or(0, |sandbox| self.transcript_bytes_of(&sandbox));
+                .map_or(0, |sandbox| self.transcript_bytes_of(&sandbox))
+                + runs.get(&text("id")).copied().unwrap_or(0);
             let (rank, bytes_before) = owners.entry(text("owner")).or_default();
             *rank += 1;
             *bytes_before += bytes;

@@ -9,11 +9,12 @@
 mod identity;
 
 use k8e_model::{
-    Code, EgressPolicy, Phase, RuntimeKind, SandboxId, Session, SessionId, SessionSpec,
+    BackgroundRun, BackgroundStatus, Code, EgressPolicy, LimitKind, Phase, RuntimeKind, SandboxId,
+    Session, SessionId, SessionSpec, TerminalId,
 };
 use k8e_store::{
     EVENTS_KEPT_MAX, NewEvent, PAGE_BYTES_MAX, SessionQuery, Store, StoreError,
-    TRANSCRIPT_FILE_BYTES_MAX,
+    TRANSCRIPT_FILE_BYTES_MAX, TerminalRecord,
 };
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -720,4 +721,95 @@ fn bytes_in(dir: &Path) -> u64 {
         .unwrap()
         .map(|entry| entry.unwrap().metadata().unwrap().len())
         .sum()
+}
+
+#[tokio::test]
+async fn runs_come_back_as_they_were_and_go_with_their_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("s")).await.unwrap();
+    let mut run = BackgroundRun::new(
+        id("s"),
+        "bash".to_owned(),
+        Some(Duration::from_millis(7)),
+        10,
+    );
+    store.insert_run(&run).await.unwrap();
+    assert_eq!(store.unended_runs().await.unwrap(), [run.clone()]);
+    run.status = BackgroundStatus::OomKilled;
+    run.reason = "memory".to_owned();
+    run.ended_at = Some(20);
+    (run.exit_code, run.signal) = (137, 9);
+    run.duration = Duration::from_micros(1234);
+    run.stdout = vec![0, 255, 10];
+    run.stderr_truncated = true;
+    run.limits_hit = vec![LimitKind::Memory];
+    store.finish_run(&run).await.unwrap();
+    assert_eq!(store.unended_runs().await.unwrap(), []);
+    let found = store.run(&run.id).await.unwrap();
+    assert_eq!(found, Some((run.clone(), "local".to_owned())));
+    assert_eq!(store.runs(&id("s")).await.unwrap(), [run.without_output()]);
+    let unstarted = BackgroundRun::new(id("s"), "x".to_owned(), None, 11);
+    store.insert_run(&unstarted).await.unwrap();
+    store.remove_run(&unstarted.id).await.unwrap();
+    assert_eq!(store.runs(&id("s")).await.unwrap().len(), 1);
+    store
+        .set_phase(&id("s"), Phase::Ended, "over", 30)
+        .await
+        .unwrap();
+    store.purge_ended(31).await.unwrap();
+    assert_eq!(store.run(&run.id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn what_runs_wrote_is_bounded_the_oldest_goes_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_session(&session("s")).await.unwrap();
+    store.insert_session(&session("other")).await.unwrap();
+    let mut runs = Vec::new();
+    for n in 0..20 {
+        let mut run = BackgroundRun::new(id("s"), format!("n{n}"), None, n);
+        store.insert_run(&run).await.unwrap();
+        run.status = BackgroundStatus::Completed;
+        run.stdout = vec![b'x'; 1 << 20];
+        store.finish_run(&run).await.unwrap();
+        runs.push(run);
+    }
+    let kept = store.runs(&id("s")).await.unwrap();
+    assert_eq!(kept.len(), 16);
+    assert_eq!(kept[0].program, "n19");
+    assert_eq!(kept[15].program, "n4");
+    // Ended sessions weigh as much as their runs.
+    store
+        .set_phase(&id("s"), Phase::Ended, "over", 30)
+        .await
+        .unwrap();
+    assert!(!store.ended_too_many(10, 17 << 20).await.unwrap());
+    assert!(store.ended_too_many(10, 8 << 20).await.unwrap());
+    assert_eq!(store.trim_ended(10, 8 << 20).await.unwrap(), 1);
+    assert_eq!(store.run(&runs[19].id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn terminals_are_remembered_until_they_are_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    let record = |session: &str| TerminalRecord {
+        id: TerminalId::random(),
+        session: id(session),
+        program: "bash".to_owned(),
+        created_at: 5,
+    };
+    for name in ["a", "b"] {
+        store.insert_session(&session(name)).await.unwrap();
+    }
+    let (one, two, three) = (record("a"), record("a"), record("b"));
+    for terminal in [&one, &two, &three] {
+        store.insert_terminal(terminal).await.unwrap();
+    }
+    assert_eq!(store.terminals().await.unwrap().len(), 3);
+    store.remove_terminal(&one.id).await.unwrap();
+    store.remove_terminals_of(&id("b")).await.unwrap();
+    assert_eq!(store.terminals().await.unwrap(), [two]);
 }

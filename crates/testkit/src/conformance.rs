@@ -8,6 +8,7 @@ pub mod commands;
 pub mod files;
 pub mod life;
 pub mod limits;
+pub mod terminals;
 
 pub use call::Ran;
 
@@ -56,8 +57,10 @@ macro_rules! conformance {
             commands: commands_say_how_they_ended, output_comes_apart_and_whole,
                 input_reaches_the_command, signals_reach_the_command, a_timeout_ends_everything,
                 cancelling_ends_everything, what_runs_in_the_background_stays,
+                detached_runs_outlive_their_connection,
                 users_are_told_apart, programs_see_a_whole_system, loopback_is_all_there_is,
                 local_sockets_work;
+            terminals: terminals_are_terminals, the_foreground_is_known, terminals_end_whole;
             files: files_come_and_go, links_do_not_lead_out, the_hosts_files_are_not_there;
             limits: processes_are_limited, memory_is_limited, disk_is_limited,
                 limits_can_be_bound_late;

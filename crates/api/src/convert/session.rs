@@ -83,6 +83,7 @@ pub fn session(session: &Session) -> v1::Session {
         oom_kills: 0,
         pids_refused: 0,
         allowed_hosts: session.egress.entries(),
+        background_runs: 0,
         secret_env_vars: session
             .secrets
             .iter()

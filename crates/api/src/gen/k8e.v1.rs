@@ -140,6 +140,9 @@ pub struct Session {
     /// Variables that hold secrets; never what is in them.
     #[prost(string, repeated, tag = "19")]
     pub secret_env_vars: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Background runs that are not over.
+    #[prost(uint32, tag = "20")]
+    pub background_runs: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetSessionRequest {
@@ -344,6 +347,242 @@ pub struct RunExited {
     /// Limits that were hit while it ran: memory, pids.
     #[prost(string, repeated, tag = "9")]
     pub limits_hit: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// A run in the background.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BackgroundRun {
+    #[prost(string, tag = "1")]
+    pub run_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub session_id: ::prost::alloc::string::String,
+    /// running, completed, timed_out, oom_killed, cancelled, failed (its sandbox failed it), lost (the
+    /// server was away and nobody knows)
+    #[prost(string, tag = "3")]
+    pub status: ::prost::alloc::string::String,
+    /// Why, where the status does not say it all.
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+    /// The first MiB of each stream, so far.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub stdout: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "6")]
+    pub stderr: ::prost::bytes::Bytes,
+    #[prost(bool, tag = "7")]
+    pub stdout_truncated: bool,
+    #[prost(bool, tag = "8")]
+    pub stderr_truncated: bool,
+    /// 0 while it runs.
+    #[prost(int32, tag = "9")]
+    pub exit_code: i32,
+    #[prost(int32, tag = "10")]
+    pub signal: i32,
+    /// So far.
+    #[prost(uint64, tag = "11")]
+    pub duration_us: u64,
+    /// The interpreter's language or the name of the program.
+    #[prost(string, tag = "12")]
+    pub program: ::prost::alloc::string::String,
+    #[prost(int64, tag = "13")]
+    pub started_at_unix_ms: i64,
+    /// 0 while it runs.
+    #[prost(int64, tag = "14")]
+    pub ended_at_unix_ms: i64,
+    /// Limits that were hit while it ran: memory, pids.
+    #[prost(string, repeated, tag = "15")]
+    pub limits_hit: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Of the answer to StartRun only.
+    #[prost(bool, tag = "16")]
+    pub session_created: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetRunRequest {
+    #[prost(string, tag = "1")]
+    pub run_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListRunsRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListRunsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub runs: ::prost::alloc::vec::Vec<BackgroundRun>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelRunRequest {
+    #[prost(string, tag = "1")]
+    pub run_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchRunRequest {
+    #[prost(string, tag = "1")]
+    pub run_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchRunResponse {
+    #[prost(oneof = "watch_run_response::Event", tags = "1, 2, 3")]
+    pub event: ::core::option::Option<watch_run_response::Event>,
+}
+/// Nested message and enum types in `WatchRunResponse`.
+pub mod watch_run_response {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Event {
+        #[prost(bytes, tag = "1")]
+        Stdout(::prost::bytes::Bytes),
+        #[prost(bytes, tag = "2")]
+        Stderr(::prost::bytes::Bytes),
+        /// Last; without its output.
+        #[prost(message, tag = "3")]
+        Ended(super::BackgroundRun),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateTerminalRequest {
+    /// Exactly this session; else the tenant's own one is used again or made from `create`.
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub create: ::core::option::Option<CreateSessionRequest>,
+    /// The program is looked up in PATH. Empty is a shell.
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub argv: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    #[prost(string, tag = "4")]
+    pub cwd: ::prost::alloc::string::String,
+    /// Over the session's environment; TERM is xterm-256color unless it says otherwise.
+    #[prost(map = "string, string", tag = "5")]
+    pub env: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(string, tag = "6")]
+    pub user: ::prost::alloc::string::String,
+    /// 0 is 24 and 80.
+    #[prost(uint32, tag = "7")]
+    pub rows: u32,
+    #[prost(uint32, tag = "8")]
+    pub cols: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Terminal {
+    #[prost(string, tag = "1")]
+    pub terminal_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub session_id: ::prost::alloc::string::String,
+    #[prost(int32, tag = "3")]
+    pub pid: i32,
+    /// The name of its program.
+    #[prost(string, tag = "4")]
+    pub program: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "5")]
+    pub rows: u32,
+    #[prost(uint32, tag = "6")]
+    pub cols: u32,
+    #[prost(int64, tag = "7")]
+    pub created_at_unix_ms: i64,
+    /// Set when it is over.
+    #[prost(message, optional, tag = "8")]
+    pub exited: ::core::option::Option<TerminalExited>,
+    /// Of the answer to CreateTerminal only.
+    #[prost(bool, tag = "9")]
+    pub session_created: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TerminalExited {
+    /// 128+n when a signal ended it.
+    #[prost(int32, tag = "1")]
+    pub exit_code: i32,
+    /// 0 when it exited by itself.
+    #[prost(int32, tag = "2")]
+    pub signal: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttachTerminalRequest {
+    #[prost(string, tag = "1")]
+    pub terminal_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TerminalEvent {
+    #[prost(oneof = "terminal_event::Event", tags = "1, 2")]
+    pub event: ::core::option::Option<terminal_event::Event>,
+}
+/// Nested message and enum types in `TerminalEvent`.
+pub mod terminal_event {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Event {
+        #[prost(bytes, tag = "1")]
+        Data(::prost::bytes::Bytes),
+        /// Last.
+        #[prost(message, tag = "2")]
+        Exited(super::TerminalExited),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WriteTerminalRequest {
+    #[prost(string, tag = "1")]
+    pub terminal_id: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub data: ::prost::bytes::Bytes,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WriteTerminalResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResizeTerminalRequest {
+    #[prost(string, tag = "1")]
+    pub terminal_id: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub rows: u32,
+    #[prost(uint32, tag = "3")]
+    pub cols: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResizeTerminalResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TerminalForegroundRequest {
+    #[prost(string, tag = "1")]
+    pub terminal_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TerminalForegroundResponse {
+    /// 0 when there is none.
+    #[prost(int32, tag = "1")]
+    pub process_group_id: i32,
+    #[prost(enumeration = "InputWaiting", tag = "2")]
+    pub input_waiting: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SignalTerminalRequest {
+    #[prost(string, tag = "1")]
+    pub terminal_id: ::prost::alloc::string::String,
+    /// As Linux numbers them.
+    #[prost(int32, tag = "2")]
+    pub signal: i32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SignalTerminalResponse {
+    /// Who got it.
+    #[prost(int32, tag = "1")]
+    pub process_group_id: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestroyTerminalRequest {
+    #[prost(string, tag = "1")]
+    pub terminal_id: ::prost::alloc::string::String,
+    /// Until what is left is killed; 0 is the server's default of a second, -1 is at once.
+    #[prost(int64, tag = "2")]
+    pub grace_ms: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestroyTerminalResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListTerminalsRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListTerminalsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub terminals: ::prost::alloc::vec::Vec<Terminal>,
 }
 /// Paths: relative ones are below /workspace, absolute ones must be.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -670,6 +909,37 @@ impl EgressProtocol {
         }
     }
 }
+/// Whether somebody in the foreground waits for what is typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum InputWaiting {
+    /// Not known: it waits for several things, or its kernel does not tell (gVisor).
+    Unspecified = 0,
+    Yes = 1,
+    No = 2,
+}
+impl InputWaiting {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "INPUT_WAITING_UNSPECIFIED",
+            Self::Yes => "INPUT_WAITING_YES",
+            Self::No => "INPUT_WAITING_NO",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "INPUT_WAITING_UNSPECIFIED" => Some(Self::Unspecified),
+            "INPUT_WAITING_YES" => Some(Self::Yes),
+            "INPUT_WAITING_NO" => Some(Self::No),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 pub mod sandboxes_client {
     #![allow(
@@ -947,6 +1217,312 @@ pub mod sandboxes_client {
             let mut req = request.into_streaming_request();
             req.extensions_mut().insert(GrpcMethod::new("k8e.v1.Sandboxes", "Run"));
             self.inner.streaming(req, path, codec).await
+        }
+        /// The same in the background: returns when it started, and ending the call does not end it.
+        /// Takes no standard input and no `fresh`; a timeout of 0 is none.
+        pub async fn start_run(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RunStart>,
+        ) -> std::result::Result<tonic::Response<super::BackgroundRun>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/StartRun",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("k8e.v1.Sandboxes", "StartRun"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn get_run(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetRunRequest>,
+        ) -> std::result::Result<tonic::Response<super::BackgroundRun>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/k8e.v1.Sandboxes/GetRun");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("k8e.v1.Sandboxes", "GetRun"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The background runs of a session, the newest first, without their output.
+        pub async fn list_runs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListRunsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListRunsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/ListRuns",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("k8e.v1.Sandboxes", "ListRuns"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends a run and everything it started. One that is over stays as it ended.
+        pub async fn cancel_run(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CancelRunRequest>,
+        ) -> std::result::Result<tonic::Response<super::BackgroundRun>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/CancelRun",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "CancelRun"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What a run said and says, up to its end.
+        pub async fn watch_run(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchRunRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WatchRunResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/WatchRun",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("k8e.v1.Sandboxes", "WatchRun"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// A command on a terminal of its own. It outlives this call, its readers and a restart of the
+        /// server; it ends with its command, by DestroyTerminal, or with its session.
+        pub async fn create_terminal(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateTerminalRequest>,
+        ) -> std::result::Result<tonic::Response<super::Terminal>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/CreateTerminal",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "CreateTerminal"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The last 64 KiB of what it said, what it says, and how it ended. Several may read at once; one
+        /// that does not read is cut off and may attach again.
+        pub async fn attach_terminal(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AttachTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::TerminalEvent>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/AttachTerminal",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "AttachTerminal"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        pub async fn write_terminal(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WriteTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::WriteTerminalResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/WriteTerminal",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "WriteTerminal"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn resize_terminal(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResizeTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResizeTerminalResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/ResizeTerminal",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "ResizeTerminal"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn terminal_foreground(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TerminalForegroundRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TerminalForegroundResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/TerminalForeground",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "TerminalForeground"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// To the group in the foreground.
+        pub async fn signal_terminal(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SignalTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SignalTerminalResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/SignalTerminal",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "SignalTerminal"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Asks all that its command started to end, and kills what is left after a while.
+        pub async fn destroy_terminal(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DestroyTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DestroyTerminalResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/DestroyTerminal",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "DestroyTerminal"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Those of a session, the newest first; those that are over for as long as there is room.
+        pub async fn list_terminals(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListTerminalsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTerminalsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/ListTerminals",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "ListTerminals"));
+            self.inner.unary(req, path, codec).await
         }
         pub async fn read_file(
             &mut self,
@@ -1279,6 +1855,106 @@ pub mod sandboxes_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::RunRequest>>,
         ) -> std::result::Result<tonic::Response<Self::RunStream>, tonic::Status>;
+        /// The same in the background: returns when it started, and ending the call does not end it.
+        /// Takes no standard input and no `fresh`; a timeout of 0 is none.
+        async fn start_run(
+            &self,
+            request: tonic::Request<super::RunStart>,
+        ) -> std::result::Result<tonic::Response<super::BackgroundRun>, tonic::Status>;
+        async fn get_run(
+            &self,
+            request: tonic::Request<super::GetRunRequest>,
+        ) -> std::result::Result<tonic::Response<super::BackgroundRun>, tonic::Status>;
+        /// The background runs of a session, the newest first, without their output.
+        async fn list_runs(
+            &self,
+            request: tonic::Request<super::ListRunsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListRunsResponse>,
+            tonic::Status,
+        >;
+        /// Ends a run and everything it started. One that is over stays as it ended.
+        async fn cancel_run(
+            &self,
+            request: tonic::Request<super::CancelRunRequest>,
+        ) -> std::result::Result<tonic::Response<super::BackgroundRun>, tonic::Status>;
+        /// Server streaming response type for the WatchRun method.
+        type WatchRunStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WatchRunResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// What a run said and says, up to its end.
+        async fn watch_run(
+            &self,
+            request: tonic::Request<super::WatchRunRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WatchRunStream>, tonic::Status>;
+        /// A command on a terminal of its own. It outlives this call, its readers and a restart of the
+        /// server; it ends with its command, by DestroyTerminal, or with its session.
+        async fn create_terminal(
+            &self,
+            request: tonic::Request<super::CreateTerminalRequest>,
+        ) -> std::result::Result<tonic::Response<super::Terminal>, tonic::Status>;
+        /// Server streaming response type for the AttachTerminal method.
+        type AttachTerminalStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::TerminalEvent, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// The last 64 KiB of what it said, what it says, and how it ended. Several may read at once; one
+        /// that does not read is cut off and may attach again.
+        async fn attach_terminal(
+            &self,
+            request: tonic::Request<super::AttachTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::AttachTerminalStream>,
+            tonic::Status,
+        >;
+        async fn write_terminal(
+            &self,
+            request: tonic::Request<super::WriteTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::WriteTerminalResponse>,
+            tonic::Status,
+        >;
+        async fn resize_terminal(
+            &self,
+            request: tonic::Request<super::ResizeTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResizeTerminalResponse>,
+            tonic::Status,
+        >;
+        async fn terminal_foreground(
+            &self,
+            request: tonic::Request<super::TerminalForegroundRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TerminalForegroundResponse>,
+            tonic::Status,
+        >;
+        /// To the group in the foreground.
+        async fn signal_terminal(
+            &self,
+            request: tonic::Request<super::SignalTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SignalTerminalResponse>,
+            tonic::Status,
+        >;
+        /// Asks all that its command started to end, and kills what is left after a while.
+        async fn destroy_terminal(
+            &self,
+            request: tonic::Request<super::DestroyTerminalRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DestroyTerminalResponse>,
+            tonic::Status,
+        >;
+        /// Those of a session, the newest first; those that are over for as long as there is room.
+        async fn list_terminals(
+            &self,
+            request: tonic::Request<super::ListTerminalsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTerminalsResponse>,
+            tonic::Status,
+        >;
         /// Server streaming response type for the ReadFile method.
         type ReadFileStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::ReadFileResponse, tonic::Status>,
@@ -1789,6 +2465,589 @@ pub mod sandboxes_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/StartRun" => {
+                    #[allow(non_camel_case_types)]
+                    struct StartRunSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<T: Sandboxes> tonic::server::UnaryService<super::RunStart>
+                    for StartRunSvc<T> {
+                        type Response = super::BackgroundRun;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RunStart>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::start_run(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StartRunSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/GetRun" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetRunSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<T: Sandboxes> tonic::server::UnaryService<super::GetRunRequest>
+                    for GetRunSvc<T> {
+                        type Response = super::BackgroundRun;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetRunRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::get_run(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetRunSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/ListRuns" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListRunsSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::ListRunsRequest>
+                    for ListRunsSvc<T> {
+                        type Response = super::ListRunsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListRunsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::list_runs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListRunsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/CancelRun" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelRunSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::CancelRunRequest>
+                    for CancelRunSvc<T> {
+                        type Response = super::BackgroundRun;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CancelRunRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::cancel_run(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelRunSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/WatchRun" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchRunSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::ServerStreamingService<super::WatchRunRequest>
+                    for WatchRunSvc<T> {
+                        type Response = super::WatchRunResponse;
+                        type ResponseStream = T::WatchRunStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchRunRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::watch_run(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchRunSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/CreateTerminal" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateTerminalSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::CreateTerminalRequest>
+                    for CreateTerminalSvc<T> {
+                        type Response = super::Terminal;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateTerminalRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::create_terminal(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateTerminalSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/AttachTerminal" => {
+                    #[allow(non_camel_case_types)]
+                    struct AttachTerminalSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::ServerStreamingService<super::AttachTerminalRequest>
+                    for AttachTerminalSvc<T> {
+                        type Response = super::TerminalEvent;
+                        type ResponseStream = T::AttachTerminalStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AttachTerminalRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::attach_terminal(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AttachTerminalSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/WriteTerminal" => {
+                    #[allow(non_camel_case_types)]
+                    struct WriteTerminalSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::WriteTerminalRequest>
+                    for WriteTerminalSvc<T> {
+                        type Response = super::WriteTerminalResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WriteTerminalRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::write_terminal(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WriteTerminalSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/ResizeTerminal" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResizeTerminalSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::ResizeTerminalRequest>
+                    for ResizeTerminalSvc<T> {
+                        type Response = super::ResizeTerminalResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResizeTerminalRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::resize_terminal(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResizeTerminalSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/TerminalForeground" => {
+                    #[allow(non_camel_case_types)]
+                    struct TerminalForegroundSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::TerminalForegroundRequest>
+                    for TerminalForegroundSvc<T> {
+                        type Response = super::TerminalForegroundResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::TerminalForegroundRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::terminal_foreground(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = TerminalForegroundSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/SignalTerminal" => {
+                    #[allow(non_camel_case_types)]
+                    struct SignalTerminalSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::SignalTerminalRequest>
+                    for SignalTerminalSvc<T> {
+                        type Response = super::SignalTerminalResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SignalTerminalRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::signal_terminal(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SignalTerminalSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/DestroyTerminal" => {
+                    #[allow(non_camel_case_types)]
+                    struct DestroyTerminalSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::DestroyTerminalRequest>
+                    for DestroyTerminalSvc<T> {
+                        type Response = super::DestroyTerminalResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DestroyTerminalRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::destroy_terminal(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DestroyTerminalSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/ListTerminals" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListTerminalsSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::ListTerminalsRequest>
+                    for ListTerminalsSvc<T> {
+                        type Response = super::ListTerminalsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListTerminalsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::list_terminals(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListTerminalsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

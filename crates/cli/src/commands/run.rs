@@ -4,10 +4,12 @@ use super::hosts;
 use super::spec::SpecArgs;
 use super::stream::{CommandArgs, Request, drive};
 use crate::failure::Failure;
+use crate::output;
 use clap::Args;
 use k8e_api::client::Client;
 use k8e_api::v1;
 use k8e_model::{CODE_BYTES_MAX, Command, Language, Program};
+use serde::Serialize;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use tokio::io::AsyncReadExt as _;
@@ -29,12 +31,15 @@ Examples:
   k8e sandbox run 'sort | uniq -c' --stdin --raw < words.txt
   k8e sandbox run 'make test' --raw --timeout 10m --memory 2GiB --fresh
   k8e sandbox run 'ls' --tenant my-project
+  k8e sandbox run --background 'make test' | jq -r .run_id
   k8e sandbox run 'pip install requests' --fresh --allowed-hosts @python
   k8e sandbox run 'gh auth status' --secret GH_TOKEN=github:token
 
 Output:
   {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"status\":\"completed\",…}
   status is completed, timed_out or oom_killed; limits_hit names the limits that were reached.
+  With --background: {\"run_id\":\"run-…\",\"status\":\"started\",\"session_id\":\"sess-…\"}; go on with
+  `poll`, `runs` and `cancel`.
 
 ", hosts::help!()))]
 pub struct RunArgs {
@@ -53,6 +58,10 @@ pub struct RunArgs {
     #[arg(long)]
     fresh: bool,
 
+    /// Answer when it started and leave it running; then --timeout is never unless you say
+    #[arg(long, conflicts_with_all = ["raw", "stdin", "fresh"])]
+    background: bool,
+
     #[command(flatten)]
     command: CommandArgs,
 
@@ -65,6 +74,10 @@ pub struct RunArgs {
 impl RunArgs {
     pub(crate) fn raw(&self) -> bool {
         self.command.raw()
+    }
+
+    pub(crate) fn background(&self) -> bool {
+        self.background
     }
 
     /// The request: the code is read and checked, nothing is sent yet.
@@ -124,6 +137,24 @@ impl RunArgs {
 
 pub(crate) async fn run(request: Request, client: Client) -> Result<u8, Failure> {
     drive(client, request).await
+}
+
+/// K8E's keys.
+#[derive(Serialize)]
+struct StartedJson {
+    run_id: String,
+    status: &'static str,
+    session_id: String,
+}
+
+pub(crate) async fn start(request: Request, mut client: Client) -> Result<u8, Failure> {
+    let run = client.start_run(request.start).await?.into_inner();
+    output::json(&StartedJson {
+        run_id: run.run_id,
+        status: "started",
+        session_id: run.session_id,
+    })
+    .map(|()| 0)
 }
 
 fn language(text: &str) -> Result<Language, k8e_model::Error> {

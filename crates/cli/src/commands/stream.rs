@@ -245,7 +245,7 @@ async fn feed(sender: mpsc::Sender<v1::RunRequest>) {
 }
 
 /// Exit codes are bytes; anything else is a server that is not ours.
-fn exit_code(code: i32) -> u8 {
+pub(crate) fn exit_code(code: i32) -> u8 {
     u8::try_from(code).unwrap_or(EXIT_REQUEST)
 }
 

@@ -4,11 +4,10 @@
     reason = "any other reply is out of turn, also one that does not exist yet"
 )]
 
-use super::{Run, RunRequest, RunTarget, SharedInputs, Stage};
+use super::{Begun, Run, RunRequest, RunTarget};
 use crate::guest::{Call, clean};
 use crate::live::{Live, Purpose, Use};
 use crate::metrics::{self, RunEnd};
-use crate::recorder::Transcriber;
 use crate::sessions::Owned;
 use crate::{Error, Sessions, secrets};
 use bytes::Bytes;
@@ -21,7 +20,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 /// How often a tenant's session is looked for when the one found turns out to be dead.
-const TENANT_TRIES: usize = 3;
+pub(crate) const TENANT_TRIES: usize = 3;
 
 /// Of a program's name in an event or an error.
 const SHOWN_BYTES_MAX: usize = 256;
@@ -31,11 +30,7 @@ const SHOWN_BYTES_MAX: usize = 256;
 impl Sessions {
     /// Runs a command, in a session that is there or made for it. Returns when it started.
     pub async fn run(&self, who: &Principal, request: RunRequest) -> Result<Run, Error> {
-        let named = match &request.target {
-            RunTarget::Existing(id) => id.as_str(),
-            RunTarget::Tenant(_) | RunTarget::Fresh(_) => "",
-        };
-        let mut audit = self.audited(who, "run", named);
+        let mut audit = self.audited(who, "run", request.target.named());
         let run = self.run_in(who, request).await;
         if let Ok(run) = &run {
             audit.about(run.session_id.as_str());
@@ -77,7 +72,7 @@ impl Sessions {
     }
 
     /// The tenant's session, and whether it was made just now. Of many callers at once, one makes it.
-    async fn tenant_session(
+    pub(crate) async fn tenant_session(
         &self,
         who: &Principal,
         spec: &SessionSpec,
@@ -111,7 +106,7 @@ impl Sessions {
         let limits_before = live.limit_events();
         let started = Instant::now();
         let program = shown(&command.program);
-        let (mut call, pid) = match start_call(&shared.store, used, &command).await {
+        let (call, pid) = match start_call(&shared.store, used, &command).await {
             Ok(started) => started,
             Err(error) => {
                 let detail = json!({ "program": program, "error": error.to_string() });
@@ -130,29 +125,19 @@ impl Sessions {
             "run_started",
             json!({ "program": program, "pid": pid }),
         );
-        let (inputs, input) = SharedInputs::split(call.inputs.take(), command.stdin);
-        Ok(Run {
-            session_id: live.record.id.clone(),
-            session_created: created,
-            runtime: live.record.runtime,
-            shared: Arc::clone(shared),
-            live,
-            stage: Stage::Started(pid),
-            call: Some(call),
-            inputs: Some(inputs),
-            input: Some(input),
-            owned,
+        let begun = Begun {
+            call,
+            pid,
             started,
             timeout: command.timeout,
             output_bytes_max: command.output_bytes_max,
+            stdin: command.stdin,
             limits_before,
-            stdout_bytes: 0,
-            stderr_bytes: 0,
-            late_bytes: 0,
-            waiting_since: None,
-            at_hand: None,
-            transcriber: Transcriber::default(),
-        })
+        };
+        let mut run = Run::new(shared, live, begun);
+        run.session_created = created;
+        run.owned = owned;
+        Ok(run)
     }
 }
 
@@ -170,7 +155,11 @@ async fn start_call(store: &Store, used: Use, command: &Command) -> Result<(Call
 }
 
 /// What the guest is told. Secrets go over the session's environment, the command's own over both.
-fn exec(session: &Env, secrets: &[(String, SecretValue)], command: &Command) -> proto::Exec {
+pub(crate) fn exec(
+    session: &Env,
+    secrets: &[(String, SecretValue)],
+    command: &Command,
+) -> proto::Exec {
     fn plain<'a>((name, value): (&'a str, &'a str)) -> (&'a str, &'a [u8]) {
         (name, value.as_bytes())
     }
@@ -214,7 +203,7 @@ fn exec(session: &Env, secrets: &[(String, SecretValue)], command: &Command) -> 
     }
 }
 
-fn refused(call: &Call, error: &proto::Error, program: &Program) -> Error {
+pub(crate) fn refused(call: &Call, error: &proto::Error, program: &Program) -> Error {
     if proto::ErrorCode::try_from(error.code) != Ok(proto::ErrorCode::NoProgram) {
         return call.refused(error);
     }
@@ -228,7 +217,7 @@ fn refused(call: &Call, error: &proto::Error, program: &Program) -> Error {
 }
 
 /// A program's name for people.
-fn shown(program: &Program) -> String {
+pub(crate) fn shown(program: &Program) -> String {
     match program {
         Program::Code { language, .. } => language.as_str().to_owned(),
         Program::Argv(args) => {

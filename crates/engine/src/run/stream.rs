@@ -24,6 +24,8 @@ const LATE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// Of a frame beyond its content, so that endless empty ones count too.
 const FRAME_OVERHEAD_BYTES: u64 = 64;
 
+const SIGKILL: i32 = 9;
+
 /// What waiting for the guest brought.
 enum Turn {
     Reply(reply::Reply),
@@ -83,9 +85,11 @@ impl Run {
             self.at_hand = Some((stream, data));
         }
         let (_, data) = self.at_hand.as_ref()?;
-        self.transcriber
-            .write(&self.shared.recorder, &self.live.record.sandbox, data)
-            .await;
+        if self.transcribed {
+            self.transcriber
+                .write(&self.shared.recorder, &self.live.record.sandbox, data)
+                .await;
+        }
         let (stream, data) = self.at_hand.take()?;
         Some(Ok(match stream {
             Stream::Stdout => RunEvent::Stdout(data),
@@ -182,16 +186,22 @@ impl Run {
             .iter()
             .map(|limit| limit.as_str())
             .collect();
+        let cancelled = outcome.signal == SIGKILL
+            && (self.background.as_ref()).is_some_and(|kept| kept.is_cancelled());
+        let (end, status) = match cancelled {
+            true => (RunEnd::Cancelled, "cancelled"),
+            false => (RunEnd::from(&outcome), outcome.status.as_str()),
+        };
         let detail = json!({
             "exit_code": outcome.exit_code,
             "signal": outcome.signal,
-            "status": outcome.status.as_str(),
+            "status": status,
             "duration_ms": u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
             "stdout_bytes": outcome.stdout_bytes,
             "stderr_bytes": outcome.stderr_bytes,
             "limits_hit": limits,
         });
-        self.over(RunEnd::from(&outcome), detail);
+        self.over(end, detail);
         Ok(outcome)
     }
 
@@ -242,6 +252,9 @@ impl Run {
         if lost_bytes > 0 {
             detail["transcript_lost_bytes"] = json!(lost_bytes);
         }
+        if let Some(kept) = &self.background {
+            detail["run_id"] = json!(kept.id().as_str());
+        }
         recorder.event(record, "run_ended", detail);
         self.inputs = None;
         self.call = None;
@@ -251,7 +264,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        if !matches!(self.stage, Stage::Over) {
+        if !matches!(self.stage, Stage::Over) && self.background.is_none() {
             self.over(RunEnd::Cancelled, json!({ "status": "cancelled" }));
         }
     }

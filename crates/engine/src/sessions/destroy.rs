@@ -62,6 +62,7 @@ impl Shared {
         };
         let id = &live.record.id;
         self.record_phase(id, Phase::Terminating, &reason).await;
+        self.forget_terminals(live).await;
         // Sockets of ours hold its network.
         live.set_gate(None);
         let failure = match live.sandbox() {

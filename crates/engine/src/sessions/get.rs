@@ -24,6 +24,8 @@ pub struct SessionView {
     pub limit_events: LimitEvents,
     /// What it can reach, in words; the rules are in its record.
     pub network: String,
+    /// Background runs that are not over.
+    pub background_runs: usize,
 }
 
 /// Which sessions to list; none is any.
@@ -167,6 +169,7 @@ impl Sessions {
                 .ends_at_ms(session.created_at, session.last_used),
             limit_events: live.limit_events(),
             network: session.egress.in_words(),
+            background_runs: live.background_runs(),
             session,
         }
     }
@@ -177,6 +180,7 @@ impl Sessions {
             expires_at: None,
             limit_events: LimitEvents::default(),
             network: EgressPolicy::None.in_words(),
+            background_runs: 0,
             session: Session {
                 phase: Phase::Ended,
                 ..record

@@ -6,6 +6,7 @@
 )]
 
 mod audit;
+mod background;
 mod egress;
 mod expiry;
 mod files;
@@ -18,6 +19,7 @@ mod recovery;
 mod run;
 mod secrets;
 mod tenants;
+mod terminals;
 
 use k8e_driver::Driver;
 use k8e_engine::{Config, Error, Run, RunEvent, RunRequest, RunTarget, SessionView, Sessions};

@@ -1,12 +1,11 @@
 //! What a session may reach, and what it tried.
 
-use super::{Answers, engine_status, model_status};
+use super::{Answers, engine_status, model_status, stopping};
 use futures::future::{BoxFuture, Either, select};
 use futures::{FutureExt as _, StreamExt as _};
-use k8e_api::status::to_status;
 use k8e_api::{convert, v1};
 use k8e_engine::{FlowStream, Sessions};
-use k8e_model::{Code, FlowVerdict, Principal};
+use k8e_model::{FlowVerdict, Principal};
 use std::pin::pin;
 use tonic::Status;
 
@@ -66,11 +65,4 @@ async fn next_flow(watching: Option<Watching>) -> Next {
             return Some((Ok(convert::egress_flow(flow)), Some(watching)));
         }
     }
-}
-
-fn stopping() -> Status {
-    to_status(
-        Code::Unavailable,
-        "the server is stopping: watch again when it is back",
-    )
 }

@@ -42,28 +42,33 @@ async fn first(messages: &mut Streaming<v1::RunRequest>) -> Result<v1::RunStart,
 }
 
 fn request(mut start: v1::RunStart, sessions: &Sessions) -> Result<RunRequest, k8e_model::Error> {
-    let defaults = sessions.defaults();
-    let command = convert::command(&mut start, defaults.run_timeout)?;
-    if !start.session_id.is_empty() {
-        if start.fresh {
+    let command = convert::command(&mut start, sessions.defaults().run_timeout)?;
+    let target = target(&start.session_id, start.fresh, start.create, sessions)?;
+    Ok(RunRequest { target, command })
+}
+
+/// Where to run.
+pub(super) fn target(
+    session_id: &str,
+    fresh: bool,
+    create: Option<v1::CreateSessionRequest>,
+    sessions: &Sessions,
+) -> Result<RunTarget, k8e_model::Error> {
+    if !session_id.is_empty() {
+        if fresh {
             return Err(k8e_model::Error::invalid(
                 "a fresh run makes its own session: name none",
             ));
         }
-        let id = convert::session_id(&start.session_id)?;
-        return Ok(RunRequest {
-            target: RunTarget::Existing(id),
-            command,
-        });
+        return convert::session_id(session_id).map(RunTarget::Existing);
     }
-    let create = start.create.unwrap_or_default();
+    let (defaults, create) = (sessions.defaults(), create.unwrap_or_default());
     let spec = convert::session_spec(create, defaults.limits, defaults.lifetime)?;
-    let target = if start.fresh {
+    Ok(if fresh {
         RunTarget::Fresh(spec)
     } else {
         RunTarget::Tenant(spec)
-    };
-    Ok(RunRequest { target, command })
+    })
 }
 
 /// A run, and whoever feeds it. The feeder goes with it.

@@ -133,6 +133,7 @@ fn session(view: SessionView) -> v1::Session {
         network: view.network,
         oom_kills: view.limit_events.oom_kills,
         pids_refused: view.limit_events.pids_refused,
+        background_runs: u32::try_from(view.background_runs).unwrap_or(u32::MAX),
         ..convert::session(&view.session)
     }
 }

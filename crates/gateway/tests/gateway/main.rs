@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod admin;
+mod background;
 mod bounds;
 mod doors;
 mod egress;
@@ -12,3 +13,4 @@ mod runs;
 mod secrets;
 mod server;
 mod tenants;
+mod terminals;

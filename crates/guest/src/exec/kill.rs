@@ -39,6 +39,41 @@ pub(crate) async fn kill_tree(guest: &Guest, supervisor: i32, command: i32) {
     }
 }
 
+/// Kills every process under the supervisor, and leaves the supervisor stopped.
+pub(crate) async fn kill_below(guest: &Guest, supervisor: i32) {
+    let mut killing = Killing::new(guest, supervisor, 0, KILL_WITHIN);
+    killing.spares_supervisor = true;
+    while let Some(pause) = killing.step() {
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Asks every process under the supervisor to end.
+pub(crate) fn ask(supervisor: i32) {
+    for stat in descendants(supervisor, 0).unwrap_or_default() {
+        sys::kill(stat.pid, libc::SIGTERM);
+        // One that is stopped cannot do as it is told.
+        sys::kill(stat.pid, libc::SIGCONT);
+    }
+    hang_up(supervisor, false);
+}
+
+/// Tells processes under the supervisor that their terminal is gone: all, or those that do not care
+/// for being asked. Shells at a prompt are such.
+pub(crate) fn hang_up(supervisor: i32, all: bool) {
+    for stat in descendants(supervisor, 0).unwrap_or_default() {
+        if all || procfs::ignores(stat.pid, libc::SIGTERM) {
+            sys::kill(stat.pid, libc::SIGHUP);
+            sys::kill(stat.pid, libc::SIGCONT);
+        }
+    }
+}
+
+/// How many processes are under the supervisor.
+pub(crate) fn count(supervisor: i32) -> usize {
+    descendants(supervisor, 0).map_or(0, |found| found.len())
+}
+
 /// The same at once, for a call that is dropped with the runtime around it.
 pub(crate) fn kill_tree_now(guest: &Guest, supervisor: i32, command: i32) {
     let mut killing = Killing::new(guest, supervisor, command, KILL_NOW_WITHIN);
@@ -56,6 +91,8 @@ struct Killing {
     stop_rounds: Option<u32>,
     /// What the last look showed, if all of it was stopped.
     before: Option<BTreeSet<i32>>,
+    /// Whether the supervisor is to stay, stopped.
+    spares_supervisor: bool,
 }
 
 // === impl Killing ===
@@ -78,6 +115,7 @@ impl Killing {
             deadline,
             stop_rounds: Some(STOP_ROUNDS_MAX),
             before: None,
+            spares_supervisor: false,
         }
     }
 
@@ -126,7 +164,7 @@ impl Killing {
 
     /// The supervisor is not continued: it may have been stopped just before it starts the command.
     fn finish(&self) -> Option<Duration> {
-        if self.supervisor != 0 {
+        if self.supervisor != 0 && !self.spares_supervisor {
             sys::kill(self.supervisor, libc::SIGKILL);
         }
         None

@@ -72,7 +72,7 @@ impl Reports {
     }
 
     /// The next report; none when the supervisor is gone, or speaks nonsense. Cancel safe.
-    async fn next(&mut self) -> Option<Report> {
+    pub(crate) async fn next(&mut self) -> Option<Report> {
         loop {
             self.0.readable().await.ok()?;
             let mut bytes = [0; Report::BYTES];
@@ -201,14 +201,12 @@ impl Output {
         for stream in [&mut self.stdout, &mut self.stderr] {
             stream.forward_rest(&mut self.buffer, replies).await?;
         }
-        Ok(match report {
-            Some(Report::Ended { status, at_ns }) => Ended {
-                status,
-                at_ns,
-                lost: false,
-            },
-            Some(Report::Started | Report::Failed { .. }) | None => Ended::lost(),
-        })
+        Ok(Ended::from_report(match report {
+            Some(Report::Ended { status, at_ns }) => Some((status, at_ns)),
+            Some(Report::Started | Report::Failed { .. } | Report::Foreground { .. }) | None => {
+                None
+            }
+        }))
     }
 }
 
@@ -299,6 +297,18 @@ impl Stream {
 // === impl Ended ===
 
 impl Ended {
+    /// What a supervisor said of the end, and when; none when it said nothing.
+    pub(crate) fn from_report(said: Option<(i32, u64)>) -> Self {
+        match said {
+            Some((status, at_ns)) => Self {
+                status,
+                at_ns,
+                lost: false,
+            },
+            None => Self::lost(),
+        }
+    }
+
     /// Without its supervisor a command is killed.
     fn lost() -> Self {
         Self {

@@ -32,6 +32,11 @@ pub(crate) enum Report {
         /// When, on the monotonic clock.
         at_ns: u64,
     },
+    /// Which group is in the foreground of its terminal; 0 when none is.
+    Foreground {
+        /// Its id.
+        group: i32,
+    },
 }
 
 // === impl Report ===
@@ -45,6 +50,7 @@ impl Report {
             Self::Started => (1i32, 0i32, 0i32, 0u64),
             Self::Failed { stage, errno } => (2, stage as i32, errno, 0),
             Self::Ended { status, at_ns } => (3, status, 0, at_ns),
+            Self::Foreground { group } => (4, group, 0, 0),
         };
         let mut bytes = [0; Self::BYTES];
         bytes[0..4].copy_from_slice(&kind.to_ne_bytes());
@@ -69,6 +75,7 @@ impl Report {
                 Some(Self::Failed { stage, errno })
             }
             (3, status, _) => Some(Self::Ended { status, at_ns }),
+            (4, group, _) => Some(Self::Foreground { group }),
             _ => None,
         }
     }

@@ -8,7 +8,7 @@ use crate::{Guest, error};
 use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
 use tokio::net::unix::pipe::{Receiver, Sender};
@@ -17,13 +17,19 @@ use tokio::net::unix::pipe::{Receiver, Sender};
 const FD_MIN: i32 = 4;
 
 /// A command that was started, or is about to fail.
-pub(crate) struct Child {
+pub(crate) struct Child<S = Streams> {
     /// Process id of its supervisor.
     pub(crate) supervisor: i32,
     /// Process id of the command; 0 until it has one.
     pub(crate) pid: Arc<AtomicI32>,
     /// What the supervisor says.
     pub(crate) reports: Reports,
+    /// Its standard streams.
+    pub(crate) streams: S,
+}
+
+/// Our ends of a command's standard streams.
+pub(crate) struct Streams {
     /// Where its input goes, if it takes any.
     pub(crate) stdin: Option<Sender>,
     /// Its output.
@@ -39,19 +45,51 @@ pub(crate) fn spawn(
     with_stdin: bool,
 ) -> Result<Child, Error> {
     let failed = || Error::os::<io::Error>("make pipes for", command.name());
-    let (report_read, report_write) = pipe_from().map_err(failed())?;
     let (stdout_read, stdout_write) = pipe_from().map_err(failed())?;
     let (stderr_read, stderr_write) = pipe_from().map_err(failed())?;
     let (stdin_read, stdin_write) = stdin(guest, with_stdin).map_err(failed())?;
+    let stdin_read = stdin_read.as_ref().or(guest.dev_null.as_ref());
+    let streams = [
+        // There is one or the other; a pipe that can only be written to reads nothing either.
+        stdin_read.map_or(stdout_write.as_fd(), AsFd::as_fd),
+        stdout_write.as_fd(),
+        stderr_write.as_fd(),
+    ];
+    let ours = || {
+        Ok(Streams {
+            stdin: stdin_write.map(sender).transpose()?,
+            stdout: receiver(stdout_read)?,
+            stderr: receiver(stderr_read)?,
+        })
+    };
+    supervise(guest, command, streams, false, ours)
+}
+
+/// Starts a command on a terminal.
+pub(crate) fn spawn_on(
+    guest: &Guest,
+    command: &Arc<Command>,
+    terminal: &OwnedFd,
+) -> Result<Child<()>, Error> {
+    supervise(guest, command, [terminal.as_fd(); 3], true, || Ok(()))
+}
+
+fn supervise<S>(
+    guest: &Guest,
+    command: &Arc<Command>,
+    [stdin, stdout, stderr]: [BorrowedFd<'_>; 3],
+    terminal: bool,
+    ours: impl FnOnce() -> io::Result<S>,
+) -> Result<Child<S>, Error> {
+    let failed = || Error::os::<io::Error>("make pipes for", command.name());
+    let (report_read, report_write) = pipe_from().map_err(failed())?;
     let pid = Arc::new(AtomicI32::new(0));
     let (supervisor, loan) = sys::spawn(&Plan {
         command,
-        stdin: stdin_read
-            .as_ref()
-            .or(guest.dev_null.as_ref())
-            .map_or(report_read.as_fd(), AsFd::as_fd),
-        stdout: stdout_write.as_fd(),
-        stderr: stderr_write.as_fd(),
+        stdin,
+        stdout,
+        stderr,
+        terminal,
         report: report_write.as_fd(),
         signals: &guest.signals,
         nofile: guest.config.nofile,
@@ -64,9 +102,7 @@ pub(crate) fn spawn(
             supervisor,
             pid,
             reports: Reports::new(reports),
-            stdin: stdin_write.map(sender).transpose()?,
-            stdout: receiver(stdout_read)?,
-            stderr: receiver(stderr_read)?,
+            streams: ours()?,
         })
     });
     // Only when the poller takes no more descriptors. The command dies with its supervisor.

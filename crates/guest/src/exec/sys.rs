@@ -54,6 +54,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) stdout: BorrowedFd<'a>,
     /// Its standard error.
     pub(crate) stderr: BorrowedFd<'a>,
+    /// Whether those are a terminal, which becomes that of its session.
+    pub(crate) terminal: bool,
     /// Where the supervisor reports.
     pub(crate) report: BorrowedFd<'a>,
     /// Signals that are not at their default here.
@@ -81,6 +83,7 @@ struct Job {
     argv: Vec<*const c_char>,
     envp: Vec<*const c_char>,
     streams: [RawFd; 3],
+    terminal: bool,
     report: RawFd,
     signals: Arc<[c_int]>,
     nofile: Option<libc::rlimit64>,
@@ -131,6 +134,7 @@ impl Job {
             argv: pointers(&command.argv),
             envp: pointers(&command.envp),
             streams: [plan.stdin, plan.stdout, plan.stderr].map(|fd| fd.as_raw_fd()),
+            terminal: plan.terminal,
             report: plan.report.as_raw_fd(),
             signals: Arc::clone(plan.signals),
             nofile: plan
@@ -249,16 +253,24 @@ extern "C" fn supervise(job: *const Job) -> ! {
             [job.report as usize, REPORT_FD as usize, cloexec, 0],
         );
         close(REPORT_FD as u32 + 1, LAST_FD);
+        if job.terminal {
+            // We lead the session and stay out of its foreground.
+            let _ = call(libc::SYS_setsid, [0; 4]);
+            let _ = call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0]);
+        }
     }
     let made = start(job);
     // SAFETY: closes our copies of the command's standard streams, so that their other ends see
-    // when the command and its children closed theirs.
-    unsafe { close(0, 2) };
+    // when the command and its children closed theirs. A terminal we go on to ask.
+    unsafe { close(u32::from(job.terminal), 2) };
     // SAFETY: the command is gone from our memory, or never was: nobody writes this any more.
     let failed = unsafe { *job.failed.get() };
     match (made, failed) {
         (Ok(command), None) => {
             report(Report::Started);
+            if job.terminal {
+                attend(command)
+            }
             wait_for(command)
         }
         (Err(errno), _) => {
@@ -302,8 +314,12 @@ fn become_command(job: &Job) -> (Stage, c_int) {
     // SAFETY: every pointer is of a value, or a NUL-terminated string or array, that the job keeps
     // alive.
     unsafe {
-        let pid = call(libc::SYS_setsid, [0; 4]).unwrap_or(0);
-        job.pid.store(pid as i32, Ordering::Release);
+        let pid = if job.terminal {
+            take_foreground()
+        } else {
+            call(libc::SYS_setsid, [0; 4]).unwrap_or(0) as i32
+        };
+        job.pid.store(pid, Ordering::Release);
         for signal in &*job.signals {
             let default = KernelAction::default();
             let action = (&raw const default) as usize;
@@ -359,27 +375,83 @@ fn become_command(job: &Job) -> (Stage, c_int) {
     }
 }
 
+/// Makes this process a group of its own, the one in the foreground of the terminal at descriptor 0.
+/// Who is in the background and asks for that is stopped, unless it ignores being told so.
+///
+/// # Safety
+/// Descriptor 0 is a terminal that this session has.
+unsafe fn take_foreground() -> i32 {
+    let pid = std::cell::Cell::new(0i32);
+    // SAFETY: the pointers are of values on this stack; the caller vouches for the descriptor.
+    unsafe {
+        pid.set(call(libc::SYS_getpid, [0; 4]).unwrap_or(0) as i32);
+        let _ = call(libc::SYS_setpgid, [0; 4]);
+        let [ignored, default] = [KernelAction::ignore(), KernelAction::default()];
+        let told = libc::SIGTTOU as usize;
+        let (ignored, default) = ((&raw const ignored) as usize, (&raw const default) as usize);
+        let _ = call(libc::SYS_rt_sigaction, [told, ignored, 0, SIGNAL_SET_BYTES]);
+        let group = pid.as_ptr() as usize;
+        let _ = call(libc::SYS_ioctl, [0, libc::TIOCSPGRP as usize, group, 0]);
+        let _ = call(libc::SYS_rt_sigaction, [told, default, 0, SIGNAL_SET_BYTES]);
+    }
+    pid.get()
+}
+
+/// As [`wait_for`], and when the guest asks with SIGUSR1 says which group is in the foreground.
+fn attend(command: i32) -> ! {
+    const BIT: u64 = 1;
+    let wanted = BIT << (libc::SIGCHLD - 1) | BIT << (libc::SIGUSR1 - 1);
+    // Should a signal get lost.
+    let look_every = libc::timespec {
+        tv_sec: 5,
+        tv_nsec: 0,
+    };
+    loop {
+        while reap(command, libc::WNOHANG) {}
+        let (wanted, time) = (
+            (&raw const wanted) as usize,
+            (&raw const look_every) as usize,
+        );
+        // SAFETY: the set and the time are valid, and all signals are blocked.
+        let signal = unsafe {
+            call(
+                libc::SYS_rt_sigtimedwait,
+                [wanted, 0, time, SIGNAL_SET_BYTES],
+            )
+        };
+        if signal == Ok(libc::SIGUSR1 as usize) {
+            let mut group: i32 = 0;
+            let at = (&raw mut group) as usize;
+            // SAFETY: `group` is valid for writes.
+            let _ = unsafe { call(libc::SYS_ioctl, [0, libc::TIOCGPGRP as usize, at, 0]) };
+            report(Report::Foreground { group });
+        }
+    }
+}
+
 /// Reaps until the command has ended. What it leaves behind goes to PID 1 as we exit.
 fn wait_for(command: i32) -> ! {
     loop {
-        let mut status: c_int = 0;
-        let at = (&raw mut status) as usize;
-        // SAFETY: `status` is valid for writes.
-        let pid = unsafe {
-            call(
-                libc::SYS_wait4,
-                [-1isize as usize, at, libc::__WALL as usize, 0],
-            )
-        };
-        match pid {
-            Ok(pid) if pid as i32 == command => {
-                let at_ns = monotonic_ns();
-                report(Report::Ended { status, at_ns });
-                exit(0)
-            }
-            Ok(_) | Err(libc::EINTR) => {}
-            Err(_) => exit(0),
+        reap(command, 0);
+    }
+}
+
+/// Reaps one; false when none has ended. Does not come back from the end of the command.
+fn reap(command: i32, flags: c_int) -> bool {
+    let mut status: c_int = 0;
+    let at = (&raw mut status) as usize;
+    let flags = (flags | libc::__WALL) as usize;
+    // SAFETY: `status` is valid for writes.
+    let pid = unsafe { call(libc::SYS_wait4, [-1isize as usize, at, flags, 0]) };
+    match pid {
+        Ok(pid) if pid as i32 == command => {
+            let at_ns = monotonic_ns();
+            report(Report::Ended { status, at_ns });
+            exit(0)
         }
+        Ok(pid) => pid != 0,
+        Err(libc::EINTR) => true,
+        Err(_) => exit(0),
     }
 }
 

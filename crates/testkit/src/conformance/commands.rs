@@ -3,7 +3,8 @@
 use super::Lab;
 use super::call::{argv, bytes, finish, sh};
 use k8e_wire::proto::{
-    End, ErrorCode, Exec, Script, exec::Program, input::Input, reply::Reply, request::Call,
+    AttachRun, End, EndRun, ErrorCode, Exec, ForgetRun, Script, StartRun, exec::Program,
+    input::Input, reply::Reply, request::Call,
 };
 
 /// Exit codes and signals are the command's own.
@@ -139,6 +140,42 @@ pub async fn what_runs_in_the_background_stays(lab: &mut Lab) {
         .await;
     let zombies = cell.sh("grep -l '^State:.Z' /proc/[0-9]*/status").await;
     assert_eq!(zombies.out(), "");
+}
+
+/// What the host may let go of and come back to.
+pub async fn detached_runs_outlive_their_connection(lab: &mut Lab) {
+    let cell = lab.launch().await;
+    let start = StartRun {
+        id: "r".to_owned(),
+        exec: Some(sh("(setsid sleep 64.5 &); echo up; sleep 0.5; exit 9")),
+    };
+    let mut end = cell.host().call(Call::StartRun(start)).await;
+    let first = end.replies.next().await.expect("a reply");
+    assert!(matches!(first, Reply::Started(_)), "{first:?}");
+    drop(end);
+    let id = || "r".to_owned();
+    let attach = AttachRun {
+        id: id(),
+        now: false,
+    };
+    let mut end = cell.host().call(Call::AttachRun(attach)).await;
+    let ran = finish(&mut end).await.expect("it is kept");
+    assert_eq!((ran.out().as_str(), ran.exited.exit_code), ("up", 9));
+    let forgotten = cell.host().done(Call::ForgetRun(ForgetRun { id: id() }));
+    forgotten.await.expect("it is forgotten");
+    let again = cell.host().done(Call::EndRun(EndRun { id: id() })).await;
+    assert_eq!(again.expect_err("it is gone").code(), ErrorCode::NotFound);
+
+    let start = StartRun {
+        id: id(),
+        exec: Some(sh("(setsid sleep 65.5 &); sleep 65.5")),
+    };
+    drop(cell.host().call(Call::StartRun(start)).await);
+    // A call that is dropped that early may have started nothing.
+    let end = async || cell.host().done(Call::EndRun(EndRun { id: id() })).await;
+    if end().await.is_ok() {
+        assert_eq!(cell.host().count("65.5").await, 0);
+    }
 }
 
 /// Root, and somebody who is not.

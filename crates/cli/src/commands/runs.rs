@@ -1,0 +1,205 @@
+//! `k8e sandbox poll | runs | cancel`: commands that were started with `run --background`.
+
+use super::stream::exit_code;
+use crate::failure::{EXIT_REQUEST, Failure};
+use crate::output::{self, Raw};
+use crate::render::Text;
+use clap::Args;
+use k8e_api::client::Client;
+use k8e_api::v1::{self, watch_run_response::Event};
+use serde::Serialize;
+
+/// What `k8e sandbox poll --help` begins with.
+pub(super) const LONG_ABOUT: &str = "\
+Show how a background run is doing, with the first MiB of each stream that it wrote so far. Works for
+a while after its session ended, and after a restart of the server.";
+
+/// Arguments of `k8e sandbox poll`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  RUN=$(k8e sandbox run --background 'make test' | jq -r .run_id)
+  k8e sandbox poll $RUN | jq -r .status
+  k8e sandbox poll $RUN --wait
+  k8e sandbox poll $RUN --follow
+
+Output:
+  {\"run_id\":\"run-…\",\"status\":\"running\",\"stdout\":\"…\",\"stderr\":\"\",\"exit_code\":0,…}
+  status is running, completed, timed_out, oom_killed, cancelled, failed or lost.")]
+pub struct PollArgs {
+    /// The run
+    #[arg(value_name = "RUN")]
+    run_id: String,
+
+    /// Answer when it is over
+    #[arg(long, conflicts_with = "follow")]
+    wait: bool,
+
+    /// Print what it writes as it comes, as bytes, and exit with its code
+    #[arg(long, short)]
+    follow: bool,
+}
+
+/// Arguments of `k8e sandbox runs`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Example:
+  k8e sandbox runs $SID | jq -r '.runs[] | select(.status == \"running\") | .run_id'")]
+pub struct RunsArgs {
+    /// The session
+    #[arg(value_name = "SESSION")]
+    session_id: String,
+}
+
+/// Arguments of `k8e sandbox cancel`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Everything that the run started ends with it. One that is over stays as it ended.
+
+Example:
+  k8e sandbox cancel $RUN")]
+pub struct CancelArgs {
+    /// The run
+    #[arg(value_name = "RUN")]
+    run_id: String,
+}
+
+#[derive(Serialize)]
+struct RunsJson {
+    runs: Vec<SummaryJson>,
+}
+
+/// One of a list: without what it wrote.
+#[derive(Serialize)]
+struct SummaryJson {
+    run_id: String,
+    session_id: String,
+    status: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+    program: String,
+    exit_code: i32,
+    duration_ms: u64,
+    truncated: bool,
+    /// Unix seconds; 0 while it runs.
+    started_at: i64,
+    ended_at: i64,
+}
+
+/// K8E's keys, and a few more.
+#[derive(Serialize)]
+struct RunJson {
+    stdout: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stdout_base64: Option<String>,
+    stderr: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stderr_base64: Option<String>,
+    signal: i32,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    limits_hit: Vec<String>,
+    #[serde(flatten)]
+    summary: SummaryJson,
+}
+
+// === impl PollArgs ===
+
+impl PollArgs {
+    pub(crate) fn raw(&self) -> bool {
+        self.follow
+    }
+}
+
+pub(crate) async fn poll(args: PollArgs, mut client: Client) -> Result<u8, Failure> {
+    if args.wait || args.follow {
+        let exit = wait(&args, &mut client).await?;
+        if args.follow {
+            return Ok(exit);
+        }
+    }
+    let request = v1::GetRunRequest {
+        run_id: args.run_id,
+    };
+    let run = client.get_run(request).await?.into_inner();
+    output::json(&RunJson::from(run)).map(|()| 0)
+}
+
+pub(crate) async fn list(args: RunsArgs, mut client: Client) -> Result<u8, Failure> {
+    let request = v1::ListRunsRequest {
+        session_id: args.session_id,
+    };
+    let runs = client.list_runs(request).await?.into_inner().runs;
+    let runs = runs.iter().map(SummaryJson::from).collect();
+    output::json(&RunsJson { runs }).map(|()| 0)
+}
+
+pub(crate) async fn cancel(args: CancelArgs, mut client: Client) -> Result<u8, Failure> {
+    let request = v1::CancelRunRequest {
+        run_id: args.run_id,
+    };
+    let run = client.cancel_run(request).await?.into_inner();
+    output::json(&RunJson::from(run)).map(|()| 0)
+}
+
+/// Waits for the end, prints on the way if that is wanted, and returns the run's exit code.
+async fn wait(args: &PollArgs, client: &mut Client) -> Result<u8, Failure> {
+    let request = v1::WatchRunRequest {
+        run_id: args.run_id.clone(),
+    };
+    let mut events = client.watch_run(request).await?.into_inner();
+    let mut raw = Raw::new();
+    while let Some(event) = events.message().await? {
+        match event.event {
+            Some(Event::Stdout(bytes)) if args.follow => raw.stdout(&bytes).await?,
+            Some(Event::Stderr(bytes)) if args.follow => raw.stderr(&bytes).await?,
+            Some(Event::Ended(run)) => {
+                if args.follow && !run.reason.is_empty() {
+                    output::note(&format!("the run was {}: {}", run.status, run.reason));
+                }
+                return Ok(exit_code(run.exit_code));
+            }
+            Some(Event::Stdout(_) | Event::Stderr(_)) | None => {}
+        }
+    }
+    Ok(EXIT_REQUEST)
+}
+
+// === impl SummaryJson ===
+
+impl From<&v1::BackgroundRun> for SummaryJson {
+    fn from(run: &v1::BackgroundRun) -> Self {
+        Self {
+            run_id: run.run_id.clone(),
+            session_id: run.session_id.clone(),
+            status: run.status.clone(),
+            reason: run.reason.clone(),
+            program: run.program.clone(),
+            exit_code: run.exit_code,
+            duration_ms: run.duration_us / 1000,
+            truncated: run.stdout_truncated || run.stderr_truncated,
+            started_at: run.started_at_unix_ms / 1000,
+            ended_at: run.ended_at_unix_ms / 1000,
+        }
+    }
+}
+
+// === impl RunJson ===
+
+impl From<v1::BackgroundRun> for RunJson {
+    fn from(run: v1::BackgroundRun) -> Self {
+        let summary = SummaryJson::from(&run);
+        let (stdout, stderr) = (
+            Text::from(Vec::from(run.stdout)),
+            Text::from(Vec::from(run.stderr)),
+        );
+        Self {
+            stdout: stdout.text,
+            stdout_base64: stdout.base64,
+            stderr: stderr.text,
+            stderr_base64: stderr.base64,
+            signal: run.signal,
+            limits_hit: run.limits_hit,
+            summary,
+        }
+    }
+}

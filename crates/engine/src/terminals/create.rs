@@ -1,0 +1,214 @@
+//! Making a terminal.
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "any other reply is out of turn, also one that does not exist yet"
+)]
+
+use super::{PER_SESSION_MAX, TerminalView};
+use crate::guest::Call;
+use crate::live::{Live, Purpose};
+use crate::metrics;
+use crate::recorder::now_ms;
+use crate::run::{TENANT_TRIES, exec, refused, shown};
+use crate::sessions::Shared;
+use crate::{Error, RunTarget, Sessions, secrets};
+use k8e_model::{Command, Principal, TerminalId};
+use k8e_store::TerminalRecord;
+use k8e_wire::proto::{CreateTerminal, EndTerminal, Started, reply, request};
+use serde_json::json;
+use std::sync::Arc;
+
+/// A terminal to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TerminalRequest {
+    /// Where.
+    pub target: RunTarget,
+    /// What runs on it: a program with its arguments.
+    pub command: Command,
+    /// Its size; 0 is the usual.
+    pub rows: u16,
+    /// Its size; 0 is the usual.
+    pub cols: u16,
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Makes a terminal, in a session that is there or made for it; says whether it was made.
+    pub async fn create_terminal(
+        &self,
+        who: &Principal,
+        request: TerminalRequest,
+    ) -> Result<(TerminalView, bool), Error> {
+        let mut audit = self.audited(who, "terminal.create", request.target.named());
+        let made = self.create_terminal_in(who, request).await;
+        if let Ok((view, _)) = &made {
+            audit.about(view.id.as_str());
+        }
+        audit.end(made)
+    }
+
+    async fn create_terminal_in(
+        &self,
+        who: &Principal,
+        request: TerminalRequest,
+    ) -> Result<(TerminalView, bool), Error> {
+        let spec = match &request.target {
+            RunTarget::Tenant(spec) => spec.clone(),
+            RunTarget::Existing(id) => {
+                let live = self.live(who, id).await?;
+                return Ok((self.begin_terminal(live, &request).await?, false));
+            }
+            RunTarget::Fresh(_) => {
+                let what = "a terminal needs a session that stays: leave out fresh";
+                return Err(Error::Invalid(what.to_owned()));
+            }
+        };
+        for _ in 1..TENANT_TRIES {
+            let (live, created) = self.tenant_session(who, &spec).await?;
+            match self.begin_terminal(live, &request).await {
+                // Found dead: there will be a new one.
+                Err(Error::SessionEnded { .. }) if !created => {}
+                begun => return Ok((begun?, created)),
+            }
+        }
+        let (live, created) = self.tenant_session(who, &spec).await?;
+        Ok((self.begin_terminal(live, &request).await?, created))
+    }
+
+    /// Goes on when this is dropped: one that was made is then listed.
+    async fn begin_terminal(
+        &self,
+        live: Arc<Live>,
+        request: &TerminalRequest,
+    ) -> Result<TerminalView, Error> {
+        let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
+            return Err(Error::Stopping);
+        };
+        let (shared, request) = (Arc::clone(&self.shared), request.clone());
+        let begun = self.shared.runtime.spawn(async move {
+            let _work = work;
+            shared.make_terminal(live, &request).await
+        });
+        begun.await.unwrap_or(Err(Error::Stopping))
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    async fn make_terminal(
+        self: &Arc<Self>,
+        live: Arc<Live>,
+        request: &TerminalRequest,
+    ) -> Result<TerminalView, Error> {
+        live.check_active()?;
+        if self.terminals.of(&live).len() >= PER_SESSION_MAX {
+            self.make_room(&live).await?;
+        }
+        let record = TerminalRecord {
+            id: TerminalId::random(),
+            session: live.record.id.clone(),
+            program: shown(&request.command.program),
+            created_at: now_ms(),
+        };
+        self.reserve(&live, &record)?;
+        let made = async {
+            self.store.insert_terminal(&record).await?;
+            self.call_for_terminal(&live, &record, request).await
+        };
+        let pid = match made.await {
+            Ok(pid) => pid,
+            Err(error) => {
+                self.forget_terminal(&record.id).await;
+                if let Error::GuestGone(_) = error {
+                    self.end(&live, "died", "the sandbox's agent is gone");
+                    return Err(live.gone());
+                }
+                return Err(error);
+            }
+        };
+        let detail =
+            json!({ "terminal_id": record.id.as_str(), "program": record.program, "pid": pid });
+        self.recorder
+            .event(&live.record, "terminal_created", detail);
+        Ok(TerminalView {
+            id: record.id,
+            session: record.session,
+            pid,
+            program: record.program,
+            rows: if request.rows == 0 {
+                24
+            } else {
+                request.rows.into()
+            },
+            cols: if request.cols == 0 {
+                80
+            } else {
+                request.cols.into()
+            },
+            created_at: record.created_at,
+            exited: None,
+        })
+    }
+
+    /// Takes a place, or says that there is none.
+    fn reserve(&self, live: &Arc<Live>, record: &TerminalRecord) -> Result<(), Error> {
+        let busy = |id| Error::SessionBusy {
+            id,
+            what: "terminals",
+            max: PER_SESSION_MAX,
+        };
+        let max = self.config.terminals_max;
+        if self.terminals.map().len() >= max {
+            return Err(metrics::refused(Error::TerminalsFull { max }));
+        }
+        if self.terminals.of(live).len() >= PER_SESSION_MAX {
+            return Err(metrics::refused(busy(live.record.id.clone())));
+        }
+        self.terminals.add(Arc::clone(live), record.clone());
+        Ok(())
+    }
+
+    /// Forgets terminals of a session that are gone, and if that is not enough one that is over.
+    async fn make_room(&self, live: &Arc<Live>) -> Result<(), Error> {
+        let views = self.look_at_terminals(live).await?;
+        if views.len() < PER_SESSION_MAX {
+            return Ok(());
+        }
+        // The newest are first.
+        let Some(over) = views.into_iter().rfind(|view| view.exited.is_some()) else {
+            return Ok(());
+        };
+        let used = live.begin(Purpose::Call, 0, &self.recorder)?;
+        let id = over.id.to_string();
+        let end = request::Call::EndTerminal(EndTerminal { id, grace_ms: 0 });
+        let mut call = Call::start(used, end, "forget a terminal".to_owned()).await?;
+        call.any_reply().await?;
+        self.forget_terminal(&over.id).await;
+        Ok(())
+    }
+
+    /// The pid of its command, once the guest says that it runs.
+    async fn call_for_terminal(
+        &self,
+        live: &Arc<Live>,
+        record: &TerminalRecord,
+        request: &TerminalRequest,
+    ) -> Result<i32, Error> {
+        let used = live.begin(Purpose::Call, 0, &self.recorder)?;
+        let secrets = secrets::resolve(&self.store, &live.record).await?;
+        let create = request::Call::CreateTerminal(CreateTerminal {
+            id: record.id.to_string(),
+            exec: Some(exec(&live.record.env, &secrets, &request.command)),
+            rows: request.rows.into(),
+            cols: request.cols.into(),
+        });
+        let mut call = Call::start(used, create, "make a terminal".to_owned()).await?;
+        match call.any_reply().await? {
+            reply::Reply::Started(Started { pid }) if pid > 0 => Ok(pid),
+            reply::Reply::Error(error) => Err(refused(&call, &error, &request.command.program)),
+            _ => Err(call.misbehaved("it did not say that a command started")),
+        }
+    }
+}

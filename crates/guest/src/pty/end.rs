@@ -1,0 +1,59 @@
+//! Ends a terminal with all that it started: asks, waits, kills.
+
+use super::terminal::Terminal;
+use crate::exec::kill;
+use crate::{Guest, sys};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Longest that is waited for those who were asked.
+const GRACE_MAX: Duration = Duration::from_secs(20);
+
+/// Between looks at who is left.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Between hints to shells: one that was about to wait for input may have missed the last.
+const HINT_EVERY: Duration = Duration::from_millis(200);
+
+/// How long a supervisor may take to say how its command ended.
+const REPORT_WITHIN: Duration = Duration::from_secs(1);
+
+/// Ends a terminal. The supervisor is stopped meanwhile: so it stays, whoever ends, and all that the
+/// command started stays below it.
+pub(super) async fn end(guest: Arc<Guest>, terminal: Arc<Terminal>, grace: Duration) {
+    let supervisor = terminal.supervisor;
+    if terminal.exited().is_some() || !guest.supervisors.contains(supervisor) {
+        return;
+    }
+    sys::kill(supervisor, libc::SIGSTOP);
+    let begin = Instant::now();
+    let grace = grace.min(GRACE_MAX);
+    kill::ask(supervisor);
+    let (mut hinted_at, mut hung_up) = (begin, false);
+    while kill::count(supervisor) > 0 && begin.elapsed() < grace {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if hinted_at.elapsed() >= HINT_EVERY {
+            hinted_at = Instant::now();
+            kill::hang_up(supervisor, false);
+        }
+        if !hung_up && begin.elapsed() >= grace / 2 {
+            hung_up = true;
+            kill::hang_up(supervisor, true);
+        }
+    }
+    kill::kill_below(&guest, supervisor).await;
+    // Now it tells how its command ended, and goes.
+    sys::kill(supervisor, libc::SIGCONT);
+    let mut changed = terminal.changes();
+    let over = async {
+        while terminal.exited().is_none() {
+            changed.changed().await.ok();
+        }
+    };
+    if tokio::time::timeout(REPORT_WITHIN, over).await.is_err()
+        && guest.supervisors.contains(supervisor)
+    {
+        sys::kill(supervisor, libc::SIGKILL);
+    }
+}

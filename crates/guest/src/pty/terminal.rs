@@ -1,0 +1,374 @@
+//! One terminal: what it said last, who reads it, and what can be done to it.
+
+use super::open::Ours;
+use crate::error::Error;
+use crate::{Guest, sys};
+use k8e_wire::proto::{Exited, TerminalState};
+use rustix::termios::Winsize;
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+/// What is kept of what a terminal said, as K8E has it.
+const RING_BYTES: usize = 64 * 1024;
+
+/// Who attaches to one terminal at once; each has a connection.
+const READERS_MAX: usize = 16;
+
+/// How long a reader may take nothing while there is something: the others, and the command, wait
+/// for it.
+const STALL_MAX: Duration = Duration::from_secs(5);
+
+/// How long typing waits for a program that does not read.
+const WRITE_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a supervisor may take to say which group is in the foreground.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+
+/// A terminal.
+pub(super) struct Terminal {
+    id: String,
+    /// Of its command.
+    pub(super) pid: i32,
+    /// Also the session of the terminal.
+    pub(super) supervisor: i32,
+    /// As its programs see it.
+    path: CString,
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+    /// A reader took something, or went away.
+    taken: Notify,
+    /// Held while somebody types: two who do so at once must not be mixed.
+    writing: tokio::sync::Mutex<()>,
+    /// What the supervisor said last about the foreground.
+    foreground: watch::Sender<i32>,
+}
+
+struct State {
+    /// None when it is over.
+    master: Option<Arc<AsyncFd<OwnedFd>>>,
+    size: Winsize,
+    ring: VecDeque<u8>,
+    /// Bytes said in all.
+    end: u64,
+    readers: BTreeMap<u64, Progress>,
+    next_reader: u64,
+    over: Option<(Exited, u64)>,
+}
+
+struct Progress {
+    /// Up to where it has read.
+    at: u64,
+    /// Since when it has not moved.
+    since: Instant,
+}
+
+/// Somebody who reads a terminal.
+pub(super) struct Reader<'a> {
+    terminal: &'a Terminal,
+    key: u64,
+}
+
+// === impl Terminal ===
+
+impl Terminal {
+    pub(super) fn new(
+        id: String,
+        pid: i32,
+        supervisor: i32,
+        size: Winsize,
+        ours: Ours,
+    ) -> Arc<Self> {
+        let state = State {
+            master: Some(Arc::new(ours.master)),
+            size,
+            ring: VecDeque::new(),
+            end: 0,
+            readers: BTreeMap::new(),
+            next_reader: 0,
+            over: None,
+        };
+        Arc::new(Self {
+            id,
+            pid,
+            supervisor,
+            path: ours.path,
+            state: Mutex::new(state),
+            changed: watch::Sender::new(()),
+            taken: Notify::new(),
+            writing: tokio::sync::Mutex::default(),
+            foreground: watch::Sender::new(0),
+        })
+    }
+
+    /// As its programs see it.
+    pub(super) fn path(&self) -> &[u8] {
+        self.path.as_bytes()
+    }
+
+    /// Told whenever it says something, and when it is over.
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    pub(super) fn exited(&self) -> Option<Exited> {
+        self.state().over.map(|(exited, _)| exited)
+    }
+
+    /// When it ended, on the monotonic clock.
+    pub(super) fn ended_ns(&self) -> Option<u64> {
+        self.state().over.map(|(_, at_ns)| at_ns)
+    }
+
+    pub(super) fn describe(&self) -> TerminalState {
+        let state = self.state();
+        TerminalState {
+            id: self.id.clone(),
+            pid: self.pid,
+            rows: state.size.ws_row.into(),
+            cols: state.size.ws_col.into(),
+            exited: state.over.map(|(exited, _)| exited),
+            ..TerminalState::default()
+        }
+    }
+
+    /// Its other side, while it is not over.
+    pub(super) fn master(&self) -> Option<Arc<AsyncFd<OwnedFd>>> {
+        self.state().master.clone()
+    }
+
+    /// It said something.
+    pub(super) fn push(&self, data: &[u8]) {
+        let mut state = self.state();
+        state.ring.extend(data);
+        let surplus = state.ring.len().saturating_sub(RING_BYTES);
+        state.ring.drain(..surplus);
+        state.end += data.len() as u64;
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// Nothing more comes.
+    pub(super) fn finish(&self, exited: Exited, at_ns: u64) {
+        let mut state = self.state();
+        state.over = Some((exited, at_ns));
+        state.master = None;
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// Bytes that may be read of it now so that no reader misses any. Waits while there are none;
+    /// who does not read is cut off. Cancel safe.
+    pub(super) async fn room(&self) -> usize {
+        loop {
+            let taken = self.taken.notified();
+            let stalled_at = {
+                let mut state = self.state();
+                match state.room(Instant::now()) {
+                    Ok(room) => return room,
+                    Err(stalled_at) => stalled_at,
+                }
+            };
+            let _ = tokio::time::timeout_at(stalled_at, taken).await;
+        }
+    }
+
+    /// Types into it; returns how much it took before it was over or would not take any more.
+    pub(super) async fn write(&self, data: &[u8]) -> usize {
+        let until = Instant::now() + WRITE_WITHIN;
+        let Ok(_turn) = tokio::time::timeout_at(until, self.writing.lock()).await else {
+            return 0;
+        };
+        let mut written = 0;
+        while written < data.len() {
+            let Some(master) = self.master() else { break };
+            let Ok(Ok(mut ready)) = tokio::time::timeout_at(until, master.writable()).await else {
+                break;
+            };
+            match ready.try_io(|fd| Ok(rustix::io::write(fd, &data[written..])?)) {
+                Ok(Ok(0) | Err(_)) => break,
+                Ok(Ok(more)) => written += more,
+                Err(_) => {}
+            }
+        }
+        written
+    }
+
+    pub(super) async fn resize(&self, guest: &Guest, size: Winsize) -> Result<(), Error> {
+        let Some(master) = self.master() else {
+            let what = format!("terminal {:?} is over", self.id);
+            return Err(Error::Precondition(what));
+        };
+        rustix::termios::tcsetwinsize(&master, size)
+            .map_err(Error::os("resize terminal", self.id.as_bytes()))?;
+        self.state().size = size;
+        // Linux has told the foreground; gVisor, which says nothing of groups here, has not.
+        if rustix::termios::tcgetpgrp(&master).is_err()
+            && let Some(group) = self.ask_foreground(guest).await
+        {
+            sys::kill(-group, libc::SIGWINCH);
+        }
+        Ok(())
+    }
+
+    /// The group in the foreground, if there is one and the kernel or the supervisor says which.
+    pub(super) async fn foreground(&self, guest: &Guest) -> Option<i32> {
+        let master = self.master()?;
+        match rustix::termios::tcgetpgrp(&master) {
+            Ok(group) => Some(group.as_raw_nonzero().get()),
+            Err(_) => self.ask_foreground(guest).await,
+        }
+    }
+
+    /// The supervisor said which group is in the foreground.
+    pub(super) fn set_foreground(&self, group: i32) {
+        self.foreground.send_replace(group);
+    }
+
+    async fn ask_foreground(&self, guest: &Guest) -> Option<i32> {
+        let mut answers = self.foreground.subscribe();
+        // While it is not reaped its process id is its own.
+        if !guest.supervisors.contains(self.supervisor) {
+            return None;
+        }
+        sys::kill(self.supervisor, libc::SIGUSR1);
+        tokio::time::timeout(ANSWER_WITHIN, answers.changed())
+            .await
+            .ok()?
+            .ok()?;
+        let group = *answers.borrow();
+        // It is root in the sandbox that can make a supervisor say anything.
+        (group > 1).then_some(group)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// How much may be read, or until when to wait for the readers.
+    fn room(&mut self, now: Instant) -> Result<usize, Instant> {
+        loop {
+            let Some((key, slowest)) = self.readers.iter().min_by_key(|(_, reader)| reader.at)
+            else {
+                return Ok(RING_BYTES);
+            };
+            let unread = usize::try_from(self.end - slowest.at).unwrap_or(usize::MAX);
+            if unread < RING_BYTES {
+                return Ok(RING_BYTES - unread);
+            }
+            let stalled_at = slowest.since + STALL_MAX;
+            if now < stalled_at {
+                return Err(stalled_at);
+            }
+            let key = *key;
+            self.readers.remove(&key);
+        }
+    }
+
+    /// Where what is kept begins.
+    fn begin(&self) -> u64 {
+        self.end - self.ring.len() as u64
+    }
+}
+
+// === impl Reader ===
+
+impl<'a> Reader<'a> {
+    pub(super) fn add(terminal: &'a Terminal) -> Result<Self, Error> {
+        let mut state = terminal.state();
+        if state.readers.len() >= READERS_MAX {
+            return Err(Error::Exhausted(format!(
+                "{READERS_MAX} read terminal {:?}, which is all it takes",
+                terminal.id
+            )));
+        }
+        let key = state.next_reader;
+        state.next_reader += 1;
+        let progress = Progress {
+            at: state.begin(),
+            since: Instant::now(),
+        };
+        state.readers.insert(key, progress);
+        Ok(Self { terminal, key })
+    }
+
+    /// What it has not read yet, if anything. An error when it was cut off.
+    pub(super) fn next(&self, bytes_max: usize) -> Result<Option<Vec<u8>>, Error> {
+        let state = self.terminal.state();
+        let Some(progress) = state.readers.get(&self.key) else {
+            return Err(Error::Exhausted(format!(
+                "terminal {:?} was read too slowly: attach again",
+                self.terminal.id
+            )));
+        };
+        let skip = usize::try_from(progress.at - state.begin()).unwrap_or(usize::MAX);
+        let rest = state.ring.iter().skip(skip).take(bytes_max);
+        let data: Vec<u8> = rest.copied().collect();
+        Ok((!data.is_empty()).then_some(data))
+    }
+
+    /// It has read so much.
+    pub(super) fn took(&self, bytes: usize) {
+        let mut state = self.terminal.state();
+        if let Some(progress) = state.readers.get_mut(&self.key) {
+            progress.at += bytes as u64;
+            progress.since = Instant::now();
+        }
+        drop(state);
+        self.terminal.taken.notify_one();
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.terminal.state().readers.remove(&self.key);
+        self.terminal.taken.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(end: u64, readers: &[(u64, Instant)]) -> State {
+        let readers = readers.iter().enumerate();
+        State {
+            master: None,
+            size: crate::pty::open::size(0, 0).unwrap(),
+            ring: VecDeque::from(vec![0; RING_BYTES]),
+            end,
+            readers: readers
+                .map(|(key, (at, since))| {
+                    let (at, since) = (*at, *since);
+                    (key as u64, Progress { at, since })
+                })
+                .collect(),
+            next_reader: 0,
+            over: None,
+        }
+    }
+
+    #[test]
+    fn the_slowest_reader_sets_the_pace_until_it_stalls() {
+        let (now, full) = (Instant::now(), RING_BYTES as u64);
+        assert_eq!(state(full, &[]).room(now), Ok(RING_BYTES));
+        assert_eq!(
+            state(full, &[(full, now), (full - 100, now)]).room(now),
+            Ok(RING_BYTES - 100)
+        );
+        let late = now + STALL_MAX;
+        let mut stuck = state(full, &[(full, now), (0, now)]);
+        assert_eq!(stuck.room(now), Err(late));
+        assert_eq!(stuck.room(late), Ok(RING_BYTES));
+        assert_eq!(stuck.readers.len(), 1);
+    }
+}
