@@ -204,7 +204,8 @@ mod tests {
         let now = Instant::now();
         let key = KeyId::random();
         assert!(throttle.right_at(from("192.0.2.1"), &key, now));
-        for n in 0..2 * SOURCES_MAX as u32 {
+        let many = u32::try_from(2 * SOURCES_MAX).unwrap();
+        for n in 0..many {
             throttle.wrong_at(Source(IpAddr::V4(n.into())), now);
         }
         let table = throttle.table.lock().unwrap();
