@@ -1,6 +1,6 @@
 //! The resolver that a sandbox sees, and the one behind it.
 //!
-//! A question is read strictly ([`message`]), put to the policy ([`look_up`]), and only for the
+//! A question is read strictly ([`message`]), put to the policy ([`look_up()`]), and only for the
 //! addresses of an allowed name is anybody asked ([`resolver`]). What the sandbox is told is written
 //! down *before* it is told ([`answers`]): the check of connections goes by that.
 

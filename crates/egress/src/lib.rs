@@ -3,7 +3,7 @@
 //! The network namespace of a sandbox has no way out: no interface of it leads anywhere
 //! ([`wire`]). Whatever is sent in it, to whatever address, the kernel hands to sockets that this
 //! process holds *inside* that namespace: the sandbox's [`Gate`]. The gate answers DNS for names
-//! that are allowed ([`dns`]), reads from each connection for whom it is meant ([`tcp`]), and makes
+//! that are allowed (`dns`), reads from each connection for whom it is meant (`tcp`), and makes
 //! the real connection itself, from the host's side, if the policy allows it.
 //!
 //! So nothing has to be kept out, and nothing that fails lets anything through: a process that dies

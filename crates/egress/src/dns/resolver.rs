@@ -2,7 +2,7 @@
 //!
 //! Nothing of who asks gets here: a name in its one spelling comes in, and only its addresses (A)
 //! are ever asked for. Whether a name may be asked for, and what of the answer may be told, is
-//! decided in [`super::look_up`].
+//! decided in [`super::look_up()`].
 
 use super::answer::{self, Answer, CHAIN_MAX, Record};
 use super::exchange;
