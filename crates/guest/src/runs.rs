@@ -55,6 +55,7 @@ struct State {
 /// A run that did not start yet: dropped like that, it is gone.
 struct Starting<'a> {
     runs: &'a Runs,
+    run: Arc<Run>,
     id: &'a str,
     started: bool,
 }
@@ -69,6 +70,7 @@ pub(crate) async fn start(
     let run = guest.runs.add(&request.id)?;
     let mut starting = Starting {
         runs: &guest.runs,
+        run: Arc::clone(&run),
         id: &request.id,
         started: false,
     };
@@ -219,6 +221,9 @@ impl Drop for Starting<'_> {
     fn drop(&mut self) {
         if !self.started {
             self.runs.remove(self.id);
+            // Somebody may wait for its end already, and nobody else will tell.
+            self.run
+                .change(|state| state.exited = Some(Exited::default()));
         }
     }
 }
