@@ -252,6 +252,7 @@ fn a_terminal_is_a_terminal_native() {
 }
 
 #[test]
+#[ignore = "hangs at its second reader on gVisor, and nobody knows yet why: issue 5"]
 fn a_terminal_is_a_terminal_gvisor() {
     a_terminal_is_a_terminal("gvisor");
 }
@@ -518,6 +519,7 @@ mod shell {
     }
 
     #[test]
+    #[ignore = "the client has been seen to lose its connection here on a busy machine: issue 5"]
     fn can_be_attached_to_again() {
         let mut server = Server::start();
         let session = server.session().id;
