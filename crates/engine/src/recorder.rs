@@ -25,7 +25,7 @@ const CHUNKS_MAX: usize = 64;
 const BATCH_MAX: usize = 256;
 
 /// How long events gather. Each transaction wakes a few threads, just when commands need the CPU.
-const GATHER: Duration = Duration::from_millis(20);
+const GATHER: Duration = Duration::from_millis(5);
 
 /// How long output waits for a place in the queue. Longer than a busy disk needs for a whole queue.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(1);
