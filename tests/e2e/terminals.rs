@@ -252,7 +252,6 @@ fn a_terminal_is_a_terminal_native() {
 }
 
 #[test]
-#[ignore = "hangs at its second reader on gVisor, and nobody knows yet why: issue 5"]
 fn a_terminal_is_a_terminal_gvisor() {
     a_terminal_is_a_terminal("gvisor");
 }

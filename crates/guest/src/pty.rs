@@ -15,6 +15,7 @@
 
 mod attend;
 mod end;
+mod keys;
 mod open;
 mod terminal;
 mod waiting;
@@ -121,7 +122,7 @@ pub(crate) async fn attach(
 /// Types into a terminal; the final reply says how much it took.
 pub(crate) async fn write(guest: &Guest, request: WriteTerminal) -> Result<Reply, Error> {
     let terminal = guest.terminals.get(&request.id)?;
-    let bytes = terminal.write(&request.data).await;
+    let bytes = terminal.write(guest, &request.data).await;
     Ok(Reply::Done(Done {
         bytes: bytes as u64,
         truncated: false,

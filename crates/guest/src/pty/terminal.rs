@@ -1,5 +1,6 @@
 //! One terminal: what it said last, who reads it, and what can be done to it.
 
+use super::keys::{Key, Keys};
 use super::open::Ours;
 use crate::error::Error;
 use crate::{Guest, sys};
@@ -179,7 +180,7 @@ impl Terminal {
     }
 
     /// Types into it; returns how much it took before it was over or would not take any more.
-    pub(super) async fn write(&self, data: &[u8]) -> usize {
+    pub(super) async fn write(&self, guest: &Guest, data: &[u8]) -> usize {
         let until = Instant::now() + WRITE_WITHIN;
         let Ok(_turn) = tokio::time::timeout_at(until, self.writing.lock()).await else {
             return 0;
@@ -187,16 +188,34 @@ impl Terminal {
         let mut written = 0;
         while written < data.len() {
             let Some(master) = self.master() else { break };
+            let rest = &data[written..];
+            let key = Keys::of(&*master).and_then(|keys| keys.first(rest));
+            if let Some(key) = key.filter(|key| key.at == 0) {
+                self.press(guest, key).await;
+                written += 1;
+                continue;
+            }
+            let plain = &rest[..key.map_or(rest.len(), |key| key.at)];
             let Ok(Ok(mut ready)) = tokio::time::timeout_at(until, master.writable()).await else {
                 break;
             };
-            match ready.try_io(|fd| Ok(rustix::io::write(fd, &data[written..])?)) {
+            match ready.try_io(|fd| Ok(rustix::io::write(fd, plain)?)) {
                 Ok(Ok(0) | Err(_)) => break,
                 Ok(Ok(more)) => written += more,
                 Err(_) => {}
             }
         }
         written
+    }
+
+    /// A key that is a signal.
+    async fn press(&self, guest: &Guest, key: Key) {
+        if let Some(shown) = key.shown {
+            self.push(&shown);
+        }
+        if let Some(group) = self.ask_foreground(guest).await {
+            sys::kill(-group, key.signal);
+        }
     }
 
     pub(super) async fn resize(&self, guest: &Guest, size: Winsize) -> Result<(), Error> {
