@@ -8,12 +8,14 @@ mod bench;
 mod check_config;
 mod cli;
 mod crash;
+mod crowd;
 mod egress;
 mod escape;
 mod flood;
 mod gvisor;
 mod identity;
 mod internet_answers;
+
 mod metrics;
 mod pool;
 mod secrets;
