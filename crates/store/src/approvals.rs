@@ -64,7 +64,7 @@ impl Store {
         }
         sqlx::query(
             "DELETE FROM approvals WHERE id IN (SELECT id FROM approvals WHERE session = $1 \
-             ORDER BY decision IS NULL AND expires_at > $2 DESC, asked_at DESC \
+             ORDER BY (decision IS NULL AND expires_at > $2) DESC, asked_at DESC, rowid DESC \
              LIMIT -1 OFFSET $3)",
         )
         .bind(approval.session.as_str())
@@ -123,7 +123,7 @@ impl Store {
             "SELECT {COLUMNS} FROM approvals a JOIN sessions s ON s.id = a.session \
              WHERE ($1 IS NULL OR a.owner = $1) AND ($2 IS NULL OR a.session = $2) \
                AND ($3 OR (a.decision IS NULL AND a.expires_at > $4 AND {SESSION_LIVES})) \
-             ORDER BY a.asked_at, a.id LIMIT {LIST_MAX}"
+             ORDER BY a.asked_at, a.rowid LIMIT {LIST_MAX}"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(query.owner.as_deref())
