@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "all of it is tests, helpers too")]
 
 mod allowed_hosts;
+mod approvals;
 mod background;
 mod bad_input;
 mod bench;

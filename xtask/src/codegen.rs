@@ -33,6 +33,8 @@ const TARGETS: &[Target] = &[
             "k8e/v1/sandboxes.proto",
             "k8e/v1/identity.proto",
             "k8e/v1/secrets.proto",
+            "k8e/v1/approvals.proto",
+            "k8e/v1/snapshots.proto",
         ],
         crate_dir: "crates/api/src/gen",
         file: "k8e.v1.rs",

@@ -3,10 +3,12 @@
 #[cfg(unix)]
 mod unix;
 
+use crate::v1::approvals_client::ApprovalsClient;
 use crate::v1::identity_client::IdentityClient;
 use crate::v1::sandboxes_client::SandboxesClient;
 use crate::v1::secrets_client::SecretsClient;
-use crate::{REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
+use crate::v1::snapshots_client::SnapshotsClient;
+use crate::{REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SESSION_HEADER};
 use k8e_model::ApiKey;
 use std::error::Error as _;
 use std::io;
@@ -75,6 +77,10 @@ pub struct Client {
     pub identity: IdentityClient<Calls>,
     /// Secrets.
     pub secrets: SecretsClient<Calls>,
+    /// Questions to people.
+    pub approvals: ApprovalsClient<Calls>,
+    /// Names of snapshots.
+    pub snapshots: SnapshotsClient<Calls>,
 }
 
 /// What the stubs call through.
@@ -113,6 +119,18 @@ pub enum ConnectError {
     },
 }
 
+/// A call that says for which session its caller works; an empty one is none.
+pub fn working_for<T>(session: &str, message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    // What cannot stand in a header is no session's name.
+    if !session.is_empty()
+        && let Ok(session) = session.parse()
+    {
+        request.metadata_mut().insert(SESSION_HEADER, session);
+    }
+    request
+}
+
 // === impl Client ===
 
 impl Client {
@@ -133,7 +151,10 @@ impl Client {
             sandboxes,
             identity: IdentityClient::new(calls.clone())
                 .max_decoding_message_size(RESPONSE_BYTES_MAX),
-            secrets: SecretsClient::new(calls),
+            secrets: SecretsClient::new(calls.clone()),
+            approvals: ApprovalsClient::new(calls.clone())
+                .max_decoding_message_size(RESPONSE_BYTES_MAX),
+            snapshots: SnapshotsClient::new(calls),
         })
     }
 }

@@ -14,5 +14,8 @@ pub const REQUEST_BYTES_MAX: usize = 20 * 1024 * 1024;
 /// Bytes of one message that a client takes: a long list of sessions is one message.
 pub const RESPONSE_BYTES_MAX: usize = 64 * 1024 * 1024;
 
+/// Metadata with which a caller says for which session it works: what that asked for, it does not approve.
+pub const SESSION_HEADER: &str = "x-k8e-session";
+
 /// Bytes of standard input or file content that a client puts into one message.
 pub const CHUNK_BYTES: usize = 128 * 1024;

@@ -2,6 +2,7 @@
 
 mod allow_hosts;
 pub(crate) mod apikey;
+mod approvals;
 pub(crate) mod audit;
 mod create;
 mod destroy;
@@ -83,6 +84,13 @@ pub enum SandboxCommand {
     /// Show what a session tried to reach, and what was denied
     #[command(long_about = egress::LONG_ABOUT)]
     Egress(egress::EgressArgs),
+    /// Ask a person before something that cannot be undone
+    #[command(long_about = approvals::LONG_ABOUT)]
+    Confirm(approvals::ConfirmArgs),
+    /// Answer a question of `confirm`
+    Approve(approvals::ApproveArgs),
+    /// List the questions that wait for an answer
+    Approvals(approvals::ApprovalsArgs),
     /// End a session and remove its sandbox
     Destroy(destroy::DestroyArgs),
     /// Show the server: version, runtimes, limits, load
@@ -134,6 +142,9 @@ impl SandboxCommand {
             | Self::Runs(_)
             | Self::Cancel(_)
             | Self::AllowHosts(_)
+            | Self::Confirm(_)
+            | Self::Approve(_)
+            | Self::Approvals(_)
             | Self::Get(_)
             | Self::Sessions(_)
             | Self::Destroy(_)
@@ -192,6 +203,12 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
             allow_hosts::run(request, client().await?).await
         }
         SandboxCommand::Egress(args) => egress::run(args, client().await?).await,
+        SandboxCommand::Confirm(args) => {
+            let request = args.request()?;
+            approvals::confirm(request, client().await?).await
+        }
+        SandboxCommand::Approve(args) => approvals::approve(args, client().await?).await,
+        SandboxCommand::Approvals(args) => approvals::list(args, client().await?).await,
         SandboxCommand::Get(args) => get::run(args, client().await?).await,
         SandboxCommand::Sessions(args) => sessions::run(args, client().await?).await,
         SandboxCommand::Destroy(args) => destroy::run(args, client().await?).await,

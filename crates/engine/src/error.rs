@@ -2,7 +2,7 @@
 
 use k8e_driver::DriverError;
 use k8e_egress::EgressError;
-use k8e_model::{Code, RunId, SecretName, SessionId, TerminalId};
+use k8e_model::{ApprovalId, Code, RunId, SecretName, SessionId, SnapshotName, TerminalId};
 use k8e_store::StoreError;
 use std::time::Duration;
 
@@ -179,6 +179,48 @@ pub enum Error {
         /// For which variable.
         env_var: String,
     },
+    /// No such approval, or it is another principal's: the two must not be told apart.
+    #[error("approval {0} not found")]
+    ApprovalNotFound(ApprovalId),
+    /// Nobody decided in time. K8E's words.
+    #[error("approval timed out after {}", crate::approvals::in_words(*.0))]
+    ApprovalTimedOut(Duration),
+    /// It is decided once.
+    #[error(
+        "approval {id} was {decision} by {by} already: a decision is not changed, have it asked again"
+    )]
+    ApprovalDecided {
+        /// Which.
+        id: ApprovalId,
+        /// In a word.
+        decision: &'static str,
+        /// Whose it was.
+        by: String,
+    },
+    /// Nobody can decide it any more.
+    #[error(
+        "approval {0} expired before anybody decided, or its session ended: have it asked again"
+    )]
+    ApprovalExpired(ApprovalId),
+    /// Who asked does not answer.
+    #[error(
+        "approval {id} cannot be decided by who asked for it ({why}): use another key, or root on the server's own socket"
+    )]
+    SelfApproval {
+        /// Which.
+        id: ApprovalId,
+        /// What tells that it is the same.
+        why: &'static str,
+    },
+    /// There is no such snapshot of the caller's.
+    #[error("snapshot {0} not found")]
+    SnapshotNotFound(SnapshotName),
+    /// An owner has as many snapshots as one may.
+    #[error("you have {max} snapshots, which is all that this server gives one owner: delete one")]
+    SnapshotsFull {
+        /// How many may be.
+        max: usize,
+    },
     /// The server stops.
     #[error("the server is stopping: try again when it is back")]
     Stopping,
@@ -195,8 +237,14 @@ impl Error {
             | Self::RunNotFound(_)
             | Self::TerminalNotFound(_)
             | Self::KeyNotFound(_)
-            | Self::SecretNotFound(_) => Code::NotFound,
-            Self::NotAdministrator(_) | Self::CertificateRevoked => Code::Denied,
+            | Self::SecretNotFound(_)
+            | Self::ApprovalNotFound(_)
+            | Self::SnapshotNotFound(_) => Code::NotFound,
+            Self::NotAdministrator(_) | Self::CertificateRevoked | Self::SelfApproval { .. } => {
+                Code::Denied
+            }
+            Self::ApprovalTimedOut(_) => Code::Timeout,
+            Self::ApprovalDecided { .. } | Self::ApprovalExpired(_) => Code::Precondition,
             Self::KeyInvalid | Self::CertificateExpired => Code::Unauthenticated,
             Self::SessionExists(_) => Code::Exists,
             Self::SessionsFull { .. }
@@ -204,6 +252,7 @@ impl Error {
             | Self::LaunchesFull(_)
             | Self::KeysFull { .. }
             | Self::SecretsFull { .. }
+            | Self::SnapshotsFull { .. }
             | Self::SessionBusy { .. }
             | Self::TerminalsFull { .. }
             | Self::GuestBusy(_) => Code::Exhausted,

@@ -4,6 +4,7 @@
 //! waiting for the disk; the store has what survives a restart, written before a sandbox is made
 //! and after it is gone, so that a crash at any point leaves nothing that recovery cannot find.
 
+mod approvals;
 mod audit;
 mod config;
 mod error;
@@ -21,8 +22,10 @@ mod run;
 mod runs;
 mod secrets;
 mod sessions;
+mod snapshots;
 mod terminals;
 
+pub use approvals::ApprovalFilter;
 pub use audit::Audit;
 pub use config::Config;
 pub use error::Error;
@@ -30,7 +33,9 @@ pub use files::{
     FileInfo, FileKind, FileLister, FileRange, FileReader, FileWriter, ListOptions, WriteOptions,
 };
 pub use gate::Denied;
-pub use k8e_store::{AuditQuery, AuditRow, Event, EventPage, SecretEntry, TranscriptPage};
+pub use k8e_store::{
+    AuditQuery, AuditRow, Event, EventPage, SecretEntry, SnapshotEntry, TranscriptPage,
+};
 pub use keys::{Certificate, KeyView, NewKey};
 pub use pool::PoolStatus;
 pub use processes::Process;

@@ -14,6 +14,9 @@ use tokio::time::Instant;
 /// File and process calls at once in one session: with the runs well under the guest's 512 connections.
 const CALLS_MAX: usize = 256;
 
+/// Calls at once that wait for somebody to decide: more than one for each question that may be open.
+const WAITS_MAX: usize = 256;
+
 /// The store learns of a session's last use at most this often.
 const TOUCH_EVERY_MS: i64 = 1000;
 
@@ -46,6 +49,8 @@ struct State {
     runs: usize,
     background: usize,
     calls: usize,
+    /// Calls that wait for a person: they keep it from being idle, but not from being paused.
+    waits: usize,
     paused: bool,
     /// When it is worth looking again whether it can be paused.
     look_at: Instant,
@@ -58,6 +63,8 @@ pub(crate) enum Purpose {
     /// A run that outlives the call that started it.
     Background,
     Call,
+    /// Nothing in the sandbox: somebody outside is waited for.
+    Wait,
 }
 
 /// A use of a session: while it is held the session is not idle.
@@ -89,6 +96,7 @@ impl Live {
             runs: 0,
             background: 0,
             calls: 0,
+            waits: 0,
             paused: false,
             look_at: now,
         };
@@ -235,7 +243,11 @@ impl Live {
     /// When it ends if nobody uses it from now on. While it is used only its ttl counts.
     pub(crate) fn ends_at(&self, now: Instant) -> Option<Instant> {
         let state = self.state();
-        let used = if state.uses() > 0 { now } else { state.used };
+        let used = if state.uses() + state.waits > 0 {
+            now
+        } else {
+            state.used
+        };
         let idle_at = self.record.lifetime.idle.map(|idle| used + idle);
         [self.ttl_at, idle_at].into_iter().flatten().min()
     }
@@ -280,14 +292,19 @@ impl Live {
         match purpose {
             Purpose::Run if state.runs >= runs_max => return busy("commands", runs_max),
             Purpose::Call if state.calls >= CALLS_MAX => return busy("file calls", CALLS_MAX),
+            Purpose::Wait if state.waits >= WAITS_MAX => {
+                return busy("calls that wait", WAITS_MAX);
+            }
             Purpose::Background if state.background >= runs_max => {
                 return busy("background runs", runs_max);
             }
             Purpose::Run => state.runs += 1,
             Purpose::Background => state.background += 1,
             Purpose::Call => state.calls += 1,
+            Purpose::Wait => state.waits += 1,
         }
-        if std::mem::take(&mut state.paused)
+        if purpose != Purpose::Wait
+            && std::mem::take(&mut state.paused)
             && let Some(sandbox) = self.sandbox()
         {
             sandbox.resume();
@@ -362,6 +379,7 @@ impl Drop for Use {
             Purpose::Run => state.runs -= 1,
             Purpose::Background => state.background -= 1,
             Purpose::Call => state.calls -= 1,
+            Purpose::Wait => state.waits -= 1,
         }
         state.used = Instant::now();
         state.last_used = now_ms();

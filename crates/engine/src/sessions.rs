@@ -14,6 +14,7 @@ pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
 pub(crate) use create::{Owned, greet};
 pub(crate) use destroy::remove;
 
+use crate::approvals::Approvals;
 use crate::keys::Keys;
 use crate::live::Live;
 use crate::metrics;
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     pub(crate) pools: Pools,
     pub(crate) background: Background,
     pub(crate) terminals: Terminals,
+    pub(crate) approvals: Approvals,
     /// Turns to make a sandbox.
     pub(crate) launches: Semaphore,
     started_at: UnixMillis,
@@ -109,6 +111,7 @@ impl Sessions {
             pools: Pools::new(&config, &drivers, &probes),
             background: Background::default(),
             terminals: Terminals::default(),
+            approvals: Approvals::default(),
             launches: Semaphore::new(config.launches_max.max(1)),
             config,
             store,

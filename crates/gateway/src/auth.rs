@@ -13,9 +13,10 @@ pub(crate) mod tls;
 use crate::limit::{Class, Limiter, RateLimits};
 use crate::metrics::{AUTH_REFUSED, AUTH_WRONG_KEYS};
 use crate::secure::{Nameless, TlsPeer};
+use k8e_api::SESSION_HEADER;
 use k8e_api::status::to_status;
 use k8e_engine::{Certificate, Sessions};
-use k8e_model::{ApiKey, Code, KeyId, Principal};
+use k8e_model::{ApiKey, Caller, Code, KeyId, Principal, Proof};
 use metrics::counter;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -49,17 +50,37 @@ pub(crate) enum Credential {
 
 /// The principal of a call that passed a door.
 pub(crate) fn principal<T>(request: &Request<T>) -> Result<Principal, Status> {
-    let nobody = || {
-        to_status(
-            Code::Unauthenticated,
-            "the call came through no door of ours",
-        )
-    };
-    request
-        .extensions()
-        .get::<Principal>()
-        .cloned()
-        .ok_or_else(nobody)
+    let known = request.extensions().get::<Principal>().cloned();
+    known.ok_or_else(nobody)
+}
+
+/// The same with what he proved himself with, and the session that he says he works for.
+pub(crate) fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
+    let principal = principal(request)?;
+    let credential = request.extensions().get::<Credential>();
+    let proof = credential.ok_or_else(nobody)?.proof();
+    let session = request.metadata().get(SESSION_HEADER);
+    let session = session.and_then(|id| id.to_str().ok()?.parse().ok());
+    Ok(Caller {
+        principal,
+        proof,
+        session,
+    })
+}
+
+// === impl Credential ===
+
+impl Credential {
+    fn proof(&self) -> Proof {
+        match self {
+            Self::Kernel => Proof::Local,
+            Self::Key(id) => Proof::Key(id.clone()),
+            Self::Certificate(certificate) => match &certificate.key {
+                Some(key) => Proof::Key(key.clone()),
+                None => Proof::Certificate(certificate.common_name.clone()),
+            },
+        }
+    }
 }
 
 // === impl Doorkeeper ===
@@ -180,6 +201,13 @@ impl Doorkeeper {
         }
         Ok((who, Credential::Key(id)))
     }
+}
+
+fn nobody() -> Status {
+    to_status(
+        Code::Unauthenticated,
+        "the call came through no door of ours",
+    )
 }
 
 /// As K8E's clients send it: the scheme may be missing.

@@ -1,5 +1,6 @@
 //! The services of `k8e.v1` over the engine: parse, call, render.
 
+mod approvals;
 mod background;
 mod egress;
 mod files;
@@ -8,6 +9,7 @@ mod identity;
 mod run;
 mod secrets;
 mod sessions;
+mod snapshots;
 mod terminals;
 
 use crate::Error;
@@ -17,9 +19,11 @@ use futures::stream::BoxStream;
 use k8e_api::REQUEST_BYTES_MAX;
 use k8e_api::status::to_status;
 use k8e_api::v1;
+use k8e_api::v1::approvals_server::ApprovalsServer;
 use k8e_api::v1::identity_server::IdentityServer;
 use k8e_api::v1::sandboxes_server::{Sandboxes, SandboxesServer};
 use k8e_api::v1::secrets_server::SecretsServer;
+use k8e_api::v1::snapshots_server::SnapshotsServer;
 use k8e_engine::Sessions;
 use k8e_model::Code;
 use std::sync::Arc;
@@ -37,7 +41,7 @@ type Answers<T> = BoxStream<'static, Result<T, Status>>;
 /// A client that opened a stream says at once what it wants; one that does not holds it for nothing.
 const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(30);
 
-/// A message of these services is a name, a key or a secret's value.
+/// A message of these services is a name, a key, a secret's value or the layers of a snapshot.
 const SMALL_REQUEST_BYTES_MAX: usize = 128 * 1024;
 
 /// Our services, and gRPC's own for health and for description. Calls that would go on for ever end
@@ -63,11 +67,22 @@ pub(crate) async fn services(
         sessions: sessions.clone(),
     })
     .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX);
+    let approvals = ApprovalsServer::new(approvals::Service {
+        sessions: sessions.clone(),
+        stopped: stopped.clone(),
+    })
+    .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX);
+    let snapshots = SnapshotsServer::new(snapshots::Service {
+        sessions: sessions.clone(),
+    })
+    .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX);
     let sandboxes = SandboxesServer::new(Service { sessions, stopped })
         .max_decoding_message_size(REQUEST_BYTES_MAX);
     Ok(Routes::new(sandboxes)
         .add_service(identity)
         .add_service(secrets)
+        .add_service(approvals)
+        .add_service(snapshots)
         .add_service(health_service)
         .add_service(reflection))
 }

@@ -96,6 +96,7 @@ impl Class {
             "Read",
             "Stat",
             "Watch",
+            "Wait",
             "Attach",
             "TerminalForeground",
             "Check",

@@ -84,6 +84,18 @@ label!(
     KeyId,
     "key id"
 );
+label!(
+    /// Names a question to a person; always random.
+    ApprovalId,
+    "approval id"
+);
+
+impl ApprovalId {
+    /// A new id that nobody can guess.
+    pub fn random() -> Self {
+        Self(format!("approval-{}", random_text()))
+    }
+}
 
 impl KeyId {
     /// A new id that no other key has.

@@ -3,6 +3,7 @@
 //! Everything here is checked when it is made: a value of one of these types is already
 //! valid, so the crates that use it check nothing again. No IO, no async, no clock.
 
+mod approval;
 mod background;
 mod bounded_map;
 mod command;
@@ -20,8 +21,13 @@ mod principal;
 mod runtime;
 mod secret;
 mod session;
+mod snapshot;
 mod template;
 
+pub use approval::{
+    Approval, ApprovalAction, ApprovalDecision, ApprovalParty, ApprovalReason, ApprovalState,
+    ApprovalTime, Caller, Proof,
+};
 pub use background::{BACKGROUND_OUTPUT_BYTES_MAX, BackgroundRun, BackgroundStatus};
 pub use bounded_map::{Env, Labels};
 pub use command::{CODE_BYTES_MAX, Command, Outcome, Program, RUN_TIMEOUT_DEFAULT, RunStatus};
@@ -30,7 +36,7 @@ pub use egress::{
     Ipv4Net, RULES_MAX, Rule, Target,
 };
 pub use error::{Code, Error};
-pub use id::{KeyId, RunId, SandboxId, SessionId, TenantId, TerminalId};
+pub use id::{ApprovalId, KeyId, RunId, SandboxId, SessionId, TenantId, TerminalId};
 pub use key::{ApiKey, KeyHash};
 pub use language::Language;
 pub use lifetime::Lifetime;
@@ -42,4 +48,5 @@ pub use principal::{Principal, PrincipalName};
 pub use runtime::RuntimeKind;
 pub use secret::{SECRET_REFS_MAX, SecretName, SecretRef, SecretRefs, SecretValue};
 pub use session::{Session, SessionSpec, UnixMillis};
+pub use snapshot::{SnapshotLayers, SnapshotName};
 pub use template::Template;

@@ -70,6 +70,22 @@ pub enum StoreError {
         /// What about it.
         what: String,
     },
+    /// An approval's record is not what we wrote.
+    #[error("the record of approval {id} is damaged ({what})")]
+    ApprovalRecord {
+        /// As the record says.
+        id: String,
+        /// What about it.
+        what: String,
+    },
+    /// A snapshot's record is not what we wrote.
+    #[error("the record of snapshot {name} is damaged ({what})")]
+    SnapshotRecord {
+        /// As the record says.
+        name: String,
+        /// What about it.
+        what: String,
+    },
     /// The key that seals secrets cannot be used.
     #[error("the secrets' key {} cannot be used: restore it, or delete the secrets and set them again", path.display())]
     SecretKey {
@@ -122,6 +138,8 @@ impl StoreError {
             | Self::Damaged { .. }
             | Self::Record { .. }
             | Self::KeyRecord { .. }
+            | Self::ApprovalRecord { .. }
+            | Self::SnapshotRecord { .. }
             | Self::SecretKey { .. }
             | Self::Unsealed { .. }
             | Self::Sql { .. }

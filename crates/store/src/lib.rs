@@ -1,9 +1,10 @@
-//! What survives a restart: sessions, events, runs, terminals, keys, secrets and the audit in SQL,
-//! transcripts in files.
+//! What survives a restart: sessions, events, runs, terminals, approvals, keys, secrets, snapshots
+//! and the audit in SQL, transcripts in files.
 //!
 //! One writer connection and a few readers (SQLite has one writer anyway, so nobody ever meets
 //! "database is locked"). Who may open the directory is decided elsewhere: the server holds a lock on it.
 
+mod approvals;
 mod audit;
 mod error;
 mod events;
@@ -12,9 +13,11 @@ mod purge;
 mod runs;
 mod secrets;
 mod sessions;
+mod snapshots;
 mod terminals;
 mod transcript;
 
+pub use approvals::{APPROVALS_KEPT_MAX, ApprovalQuery};
 pub use audit::{AUDIT_ROWS_MAX, AuditQuery, AuditRow};
 pub use error::StoreError;
 pub use events::{EVENTS_KEPT_MAX, Event, EventPage, NewEvent};
@@ -22,6 +25,7 @@ pub use keys::KeyRecord;
 pub use runs::{RUN_OUTPUT_KEPT_BYTES_MAX, RUNS_KEPT_MAX};
 pub use secrets::SecretEntry;
 pub use sessions::SessionQuery;
+pub use snapshots::SnapshotEntry;
 pub use terminals::TerminalRecord;
 pub use transcript::{
     PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX, TRANSCRIPT_FILE_BYTES_MAX, TranscriptPage,

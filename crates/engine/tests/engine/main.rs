@@ -5,6 +5,7 @@
     reason = "a test that is surprised panics"
 )]
 
+mod approvals;
 mod audit;
 mod background;
 mod egress;
@@ -18,6 +19,7 @@ mod pool;
 mod recovery;
 mod run;
 mod secrets;
+mod snapshots;
 mod tenants;
 mod terminals;
 

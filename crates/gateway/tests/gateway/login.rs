@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 
 /// Logs in as whoever `client` is, with a new pair of keys.
-async fn login(client: &mut Client) -> Result<(ClientIdentity, v1::LoginResponse), Status> {
+pub(crate) async fn login(
+    client: &mut Client,
+) -> Result<(ClientIdentity, v1::LoginResponse), Status> {
     let key = KeyPair::generate().unwrap();
     let csr = CertificateParams::default()
         .serialize_request(&key)
@@ -30,7 +32,7 @@ async fn login(client: &mut Client) -> Result<(ClientIdentity, v1::LoginResponse
     Ok((identity, given))
 }
 
-async fn with(server: &TestServer, identity: &ClientIdentity) -> Client {
+pub(crate) async fn with(server: &TestServer, identity: &ClientIdentity) -> Client {
     let endpoint = server.endpoint(Some(identity.clone()), None);
     Client::connect(&endpoint).await.unwrap()
 }

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod admin;
+mod approvals;
 mod background;
 mod bounds;
 mod doors;
@@ -12,5 +13,6 @@ mod login;
 mod runs;
 mod secrets;
 mod server;
+mod snapshots;
 mod tenants;
 mod terminals;

@@ -1,0 +1,13 @@
+//! Snapshots: names and layers.
+
+use k8e_model::{Error, SnapshotLayers, SnapshotName};
+
+/// The snapshot that a call names.
+pub fn snapshot_name(text: &str) -> Result<SnapshotName, Error> {
+    text.parse()
+}
+
+/// What it is made of.
+pub fn snapshot_layers(layers: Vec<String>) -> Result<SnapshotLayers, Error> {
+    layers.try_into()
+}
