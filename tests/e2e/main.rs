@@ -15,6 +15,8 @@ mod gvisor;
 mod identity;
 mod internet_answers;
 mod metrics;
+mod pause;
 mod pool;
 mod secrets;
+mod sub_agents;
 mod terminals;

@@ -14,6 +14,7 @@ mod hosts;
 mod list;
 mod log;
 pub(crate) mod login;
+mod pause;
 mod pool;
 mod ps;
 mod read;
@@ -25,6 +26,7 @@ mod shell;
 mod spec;
 mod status;
 mod stream;
+mod subagent;
 mod write;
 
 use crate::Globals;
@@ -83,6 +85,14 @@ pub enum SandboxCommand {
     /// Show what a session tried to reach, and what was denied
     #[command(long_about = egress::LONG_ABOUT)]
     Egress(egress::EgressArgs),
+    /// Stop everything in a session until it is resumed
+    #[command(long_about = pause::LONG_ABOUT)]
+    Pause(pause::PauseArgs),
+    /// Let a paused session go on
+    Resume(pause::ResumeArgs),
+    /// Make a session that lives in the sandbox of another
+    #[command(long_about = subagent::LONG_ABOUT)]
+    Subagent(subagent::SubagentArgs),
     /// End a session and remove its sandbox
     Destroy(destroy::DestroyArgs),
     /// Show the server: version, runtimes, limits, load
@@ -136,6 +146,9 @@ impl SandboxCommand {
             | Self::AllowHosts(_)
             | Self::Get(_)
             | Self::Sessions(_)
+            | Self::Pause(_)
+            | Self::Resume(_)
+            | Self::Subagent(_)
             | Self::Destroy(_)
             | Self::Status(_)
             | Self::Pool(_)
@@ -194,6 +207,9 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         SandboxCommand::Egress(args) => egress::run(args, client().await?).await,
         SandboxCommand::Get(args) => get::run(args, client().await?).await,
         SandboxCommand::Sessions(args) => sessions::run(args, client().await?).await,
+        SandboxCommand::Pause(args) => pause::pause(args, client().await?).await,
+        SandboxCommand::Resume(args) => pause::resume(args, client().await?).await,
+        SandboxCommand::Subagent(args) => subagent::run(args, client().await?).await,
         SandboxCommand::Destroy(args) => destroy::run(args, client().await?).await,
         SandboxCommand::Write(args) => write::run(args, client().await?).await,
         SandboxCommand::Read(args) => read::run(args, client().await?).await,

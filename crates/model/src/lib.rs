@@ -20,6 +20,7 @@ mod principal;
 mod runtime;
 mod secret;
 mod session;
+mod sub_agent;
 mod template;
 
 pub use background::{BACKGROUND_OUTPUT_BYTES_MAX, BackgroundRun, BackgroundStatus};
@@ -42,4 +43,5 @@ pub use principal::{Principal, PrincipalName};
 pub use runtime::RuntimeKind;
 pub use secret::{SECRET_REFS_MAX, SecretName, SecretRef, SecretRefs, SecretValue};
 pub use session::{Session, SessionSpec, UnixMillis};
+pub use sub_agent::{SubAgent, SubAgentSpec};
 pub use template::Template;

@@ -14,10 +14,12 @@ mod history;
 mod hostile;
 mod keys;
 mod lifecycle;
+mod pause;
 mod pool;
 mod recovery;
 mod run;
 mod secrets;
+mod sub_agents;
 mod tenants;
 mod terminals;
 
