@@ -251,7 +251,11 @@ impl Server {
 
     /// Ids of the live sessions.
     pub fn session_ids(&self) -> Vec<String> {
-        let listed = self.k8e(&["sandbox", "sessions"]).json();
+        self.ids_in("active")
+    }
+
+    fn ids_in(&self, phase: &str) -> Vec<String> {
+        let listed = self.k8e(&["sandbox", "sessions", "--phase", phase]).json();
         let sessions = listed["sessions"].as_array().cloned().unwrap_or_default();
         sessions
             .iter()
@@ -322,7 +326,7 @@ impl Server {
     /// This server's cgroups, one for each hierarchy: those that hold a sandbox of its, or are named after its directory.
     fn cgroups(&self) -> Vec<PathBuf> {
         let name = stable_name(&self.runtime_dir());
-        let roots = ["", "memory", "cpu", "pids"].map(|sub| {
+        let roots = ["", "memory", "cpu", "pids", "freezer"].map(|sub| {
             Path::new("/sys/fs/cgroup")
                 .join(sub)
                 .join("k8e")
@@ -337,7 +341,7 @@ impl Drop for Server {
         if self.process.is_none() && self.runtime_dir().join("sandboxes").exists() {
             self.restart();
         }
-        for id in self.session_ids() {
+        for id in self.ids_in("paused").into_iter().chain(self.session_ids()) {
             self.k8e(&["sandbox", "destroy", &id]);
         }
         self.stop();

@@ -18,6 +18,8 @@ mod identity;
 mod internet_answers;
 
 mod metrics;
+mod pause;
 mod pool;
 mod secrets;
+mod sub_agents;
 mod terminals;

@@ -16,7 +16,9 @@ pub use egress::{allowed_hosts, egress_flow};
 pub use identity::{PRINCIPAL_PREFIX, expires_in, principal_name};
 pub use run::{command, exited};
 pub use secret::{secret_name, secret_value};
-pub use session::{limits, phase_filter, session, session_id, session_spec, tenant_filter};
+pub use session::{
+    limits, phase_filter, session, session_id, session_spec, sub_agent_spec, tenant_filter,
+};
 pub use snapshot::{snapshot_layers, snapshot_name};
 pub use terminal::{terminal_command, terminal_grace, terminal_id, terminal_input, terminal_size};
 

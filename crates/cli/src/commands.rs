@@ -15,6 +15,7 @@ mod hosts;
 mod list;
 mod log;
 pub(crate) mod login;
+mod pause;
 mod pool;
 mod ps;
 mod read;
@@ -26,6 +27,7 @@ mod shell;
 mod spec;
 mod status;
 mod stream;
+mod subagent;
 mod write;
 
 use crate::Globals;
@@ -91,6 +93,14 @@ pub enum SandboxCommand {
     Approve(approvals::ApproveArgs),
     /// List the questions that wait for an answer
     Approvals(approvals::ApprovalsArgs),
+    /// Stop everything in a session until it is resumed
+    #[command(long_about = pause::LONG_ABOUT)]
+    Pause(pause::PauseArgs),
+    /// Let a paused session go on
+    Resume(pause::ResumeArgs),
+    /// Make a session that lives in the sandbox of another
+    #[command(long_about = subagent::LONG_ABOUT)]
+    Subagent(subagent::SubagentArgs),
     /// End a session and remove its sandbox
     Destroy(destroy::DestroyArgs),
     /// Show the server: version, runtimes, limits, load
@@ -147,6 +157,9 @@ impl SandboxCommand {
             | Self::Approvals(_)
             | Self::Get(_)
             | Self::Sessions(_)
+            | Self::Pause(_)
+            | Self::Resume(_)
+            | Self::Subagent(_)
             | Self::Destroy(_)
             | Self::Status(_)
             | Self::Pool(_)
@@ -211,6 +224,9 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         SandboxCommand::Approvals(args) => approvals::list(args, client().await?).await,
         SandboxCommand::Get(args) => get::run(args, client().await?).await,
         SandboxCommand::Sessions(args) => sessions::run(args, client().await?).await,
+        SandboxCommand::Pause(args) => pause::pause(args, client().await?).await,
+        SandboxCommand::Resume(args) => pause::resume(args, client().await?).await,
+        SandboxCommand::Subagent(args) => subagent::run(args, client().await?).await,
         SandboxCommand::Destroy(args) => destroy::run(args, client().await?).await,
         SandboxCommand::Write(args) => write::run(args, client().await?).await,
         SandboxCommand::Read(args) => read::run(args, client().await?).await,

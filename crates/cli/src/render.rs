@@ -41,6 +41,12 @@ pub(crate) struct SessionJson {
     oom_kills: u64,
     pids_refused: u64,
     background_runs: u32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    parent_session_id: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    agent_type: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    cwd: String,
 }
 
 /// What a sandbox may use.
@@ -108,6 +114,9 @@ impl From<v1::Session> for SessionJson {
             oom_kills: session.oom_kills,
             pids_refused: session.pids_refused,
             background_runs: session.background_runs,
+            parent_session_id: session.parent_session_id,
+            agent_type: session.agent_type,
+            cwd: session.cwd,
         }
     }
 }

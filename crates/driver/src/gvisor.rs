@@ -149,7 +149,7 @@ impl Driver for GvisorDriver {
         };
         let probe = match works {
             Ok(()) => Probe::Usable {
-                weaker: self.sandboxes.machine.weaker(),
+                weaker: self.sandboxes.weaker(),
             },
             Err(error) => Probe::Unusable {
                 reason: runsc.broken(&error),

@@ -92,17 +92,25 @@ pub trait Sandbox: Send + Sync {
     /// [can](Driver::can_change_limits). A few writes to kernel files: no need to be async.
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError>;
 
-    /// Whether it uses CPU though nothing runs in it, so that pausing it is worth while.
+    /// Whether it uses CPU though nothing runs in it, so that resting it is worth while.
     fn costs_idle(&self) -> bool {
         false
     }
 
-    /// Stops everything in it until it is resumed. It can be called and ended meanwhile; a call is
-    /// answered when it is resumed.
+    /// Stops what it does by itself, while nothing runs in it. It can be called and ended meanwhile;
+    /// a call is answered when it is resumed.
     fn pause(&self) {}
 
     /// Undoes [`Sandbox::pause`].
     fn resume(&self) {}
+
+    /// Stops every process in it where it is, whatever it is doing. When this returns nothing in it
+    /// runs, and nothing will until it is [thawed](Sandbox::thaw): also when the server ends
+    /// meanwhile. It can be destroyed like that. Doing so twice is no error.
+    async fn freeze(&self) -> Result<(), DriverError>;
+
+    /// Undoes [`Sandbox::freeze`]; no error when it is not frozen.
+    async fn thaw(&self) -> Result<(), DriverError>;
 
     /// Resolves when it is dead, however it died; at its first poll when it is dead already.
     async fn died(&self);

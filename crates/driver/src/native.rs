@@ -54,7 +54,7 @@ impl Driver for NativeDriver {
 
     fn probe(&self) -> Probe {
         let mut weaker: Vec<String> = landlock_missing().into_iter().collect();
-        weaker.extend(self.sandboxes.machine.weaker());
+        weaker.extend(self.sandboxes.weaker());
         Probe::Usable { weaker }
     }
 

@@ -82,7 +82,7 @@ impl Subject for Local {
         }
         let mut seen = self.seen.lock().expect("no test panics here");
         seen.extend(ids);
-        for hierarchy in ["", "memory", "cpu", "pids"] {
+        for hierarchy in ["", "memory", "cpu", "pids", "freezer"] {
             let groups = Path::new("/sys/fs/cgroup").join(hierarchy).join("k8e");
             for server in names(&groups) {
                 let group = groups.join(server);

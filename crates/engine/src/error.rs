@@ -70,6 +70,46 @@ pub enum Error {
     /// The session is not ready yet.
     #[error("session {0} is still being made: try again in a moment")]
     SessionNotReady(SessionId),
+    /// Nothing in the session runs.
+    #[error("session {0} is paused: resume it first")]
+    SessionPaused(SessionId),
+    /// Only what is active can be paused.
+    #[error("session {id} is not active (phase={phase}): only an active session can be paused")]
+    NotActive {
+        /// Which session.
+        id: SessionId,
+        /// What it is.
+        phase: &'static str,
+    },
+    /// Only what is paused can be resumed.
+    #[error("session {id} is not paused (phase={phase}): there is nothing to resume")]
+    NotPaused {
+        /// Which session.
+        id: SessionId,
+        /// What it is.
+        phase: &'static str,
+    },
+    /// It could not be paused, and goes on.
+    #[error("the sandbox could not be paused and goes on: {}", chain(.0))]
+    Freeze(#[source] DriverError),
+    /// It could not be resumed, and stays paused.
+    #[error("the sandbox could not be resumed and stays paused, try again or destroy it: {}", chain(.0))]
+    Thaw(#[source] DriverError),
+    /// What is wanted is not a sub-agent's to have.
+    #[error(
+        "session {id} is a sub-agent of {parent} and shares its {what}: do this to {parent} instead"
+    )]
+    SharedWithParent {
+        /// Which session.
+        id: SessionId,
+        /// Whose sub-agent it is.
+        parent: SessionId,
+        /// What it shares.
+        what: &'static str,
+    },
+    /// A sub-agent has no sub-agents.
+    #[error("max depth 1 reached: {0} is a sub-agent itself and cannot have any")]
+    TooDeep(SessionId),
     /// The session ended while it was used.
     #[error("session {id} was destroyed: {reason}")]
     SessionEnded {
@@ -240,9 +280,10 @@ impl Error {
             | Self::SecretNotFound(_)
             | Self::ApprovalNotFound(_)
             | Self::SnapshotNotFound(_) => Code::NotFound,
-            Self::NotAdministrator(_) | Self::CertificateRevoked | Self::SelfApproval { .. } => {
-                Code::Denied
-            }
+            Self::NotAdministrator(_)
+            | Self::CertificateRevoked
+            | Self::SelfApproval { .. }
+            | Self::TooDeep(_) => Code::Denied,
             Self::ApprovalTimedOut(_) => Code::Timeout,
             Self::ApprovalDecided { .. } | Self::ApprovalExpired(_) => Code::Precondition,
             Self::KeyInvalid | Self::CertificateExpired => Code::Unauthenticated,
@@ -256,9 +297,13 @@ impl Error {
             | Self::SessionBusy { .. }
             | Self::TerminalsFull { .. }
             | Self::GuestBusy(_) => Code::Exhausted,
-            Self::SessionNotReady(_) | Self::InputClosed(_) | Self::SecretMissing { .. } => {
-                Code::Precondition
-            }
+            Self::SessionNotReady(_)
+            | Self::SessionPaused(_)
+            | Self::NotActive { .. }
+            | Self::NotPaused { .. }
+            | Self::SharedWithParent { .. }
+            | Self::InputClosed(_)
+            | Self::SecretMissing { .. } => Code::Precondition,
             Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,
             Self::NoProgram(_) | Self::Invalid(_) => Code::Invalid,
             Self::Guest { code, .. } => *code,
@@ -267,7 +312,7 @@ impl Error {
             | Self::GuestMisbehaved { .. }
             | Self::Hello(_)
             | Self::Stopping => Code::Unavailable,
-            Self::Launch(cause) => cause.code(),
+            Self::Launch(cause) | Self::Freeze(cause) | Self::Thaw(cause) => cause.code(),
             Self::Destroy(_) | Self::Network(_) => Code::Internal,
             Self::Store(cause) => cause.code(),
         }

@@ -5,7 +5,7 @@
 )]
 
 use crate::files::{FileInfo, FileKind};
-use crate::live::{Purpose, Use, left_active};
+use crate::live::{Purpose, Use, left_active, within};
 use crate::metrics;
 use crate::processes::Process;
 use crate::{Error, Sessions};
@@ -17,7 +17,7 @@ use k8e_wire::{HostEnd, Inputs, Replies, WireError};
 use std::io::ErrorKind;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 /// A guest that is well answers every call but a run's within milliseconds; a slow disk may take a while.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -92,25 +92,26 @@ impl Call {
             return Err(Error::SessionNotReady(id.clone()));
         };
         let mut phases = live.phases();
+        let (paused, mut left) = (phases.clone(), REPLY_TIMEOUT);
         let started = tokio::select! {
             biased;
             () = left_active(&mut phases) => return Err(live.gone()),
-            started = timeout(REPLY_TIMEOUT, connect(sandbox.guest(), request)) => started,
+            started = within(&paused, &mut left, connect(sandbox.guest(), request)) => started,
         };
         match started {
-            Ok(Ok(HostEnd { replies, inputs })) => Ok(Self {
+            Some(Ok(HostEnd { replies, inputs })) => Ok(Self {
                 replies,
                 inputs: Some(inputs),
                 used,
                 phases,
                 what,
             }),
-            Ok(Err(WireError::Io(e))) if e.kind() == ErrorKind::WouldBlock => {
+            Some(Err(WireError::Io(e))) if e.kind() == ErrorKind::WouldBlock => {
                 Err(metrics::refused(Error::GuestBusy(id.clone())))
             }
-            Ok(Err(e)) if nobody_listens(&e) => Err(Error::GuestGone(id.clone())),
-            Ok(Err(e)) => Err(broken(&used, &mut phases, &e).await),
-            Err(_) => Err(misbehaved(id, "it did not take a call in time")),
+            Some(Err(e)) if nobody_listens(&e) => Err(Error::GuestGone(id.clone())),
+            Some(Err(e)) => Err(broken(&used, &mut phases, &e).await),
+            None => Err(misbehaved(id, "it did not take a call in time")),
         }
     }
 
@@ -124,15 +125,16 @@ impl Call {
 
     /// The next reply, whatever it is. Cancel safe.
     pub(crate) async fn any_reply(&mut self) -> Result<reply::Reply, Error> {
+        let (paused, mut left) = (self.phases.clone(), REPLY_TIMEOUT);
         let reply = tokio::select! {
             biased;
             () = left_active(&mut self.phases) => return Err(self.used.live.gone()),
-            reply = timeout(REPLY_TIMEOUT, self.replies.next()) => reply,
+            reply = within(&paused, &mut left, self.replies.next()) => reply,
         };
         match reply {
-            Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(e)) => Err(broken(&self.used, &mut self.phases, &e).await),
-            Err(_) => Err(self.misbehaved("it did not answer in time")),
+            Some(Ok(reply)) => Ok(reply),
+            Some(Err(e)) => Err(broken(&self.used, &mut self.phases, &e).await),
+            None => Err(self.misbehaved("it did not answer in time")),
         }
     }
 
@@ -141,10 +143,9 @@ impl Call {
         &mut self,
         left: &mut Duration,
     ) -> Result<reply::Reply, Error> {
-        let since = Instant::now();
-        let reply = timeout(*left, self.reply()).await;
-        *left = left.saturating_sub(since.elapsed());
-        reply.unwrap_or_else(|_| Err(self.misbehaved("it did not finish a listing in time")))
+        let paused = self.phases.clone();
+        let reply = within(&paused, left, self.reply()).await;
+        reply.unwrap_or_else(|| Err(self.misbehaved("it did not finish a listing in time")))
     }
 
     /// Resolves, with why, when the session is no longer active. Cancel safe.
@@ -158,6 +159,7 @@ impl Call {
         let Some(inputs) = &mut self.inputs else {
             return Err(self.misbehaved("it had hung up"));
         };
+        let (paused, mut left) = (self.phases.clone(), REPLY_TIMEOUT);
         let sent = tokio::select! {
             biased;
             () = left_active(&mut self.phases) => return Err(self.used.live.gone()),
@@ -167,15 +169,15 @@ impl Call {
                 Ok(_) => return Err(self.misbehaved("it answered before it was its turn")),
                 Err(e) => return Err(broken(&self.used, &mut self.phases, &e).await),
             },
-            sent = timeout(REPLY_TIMEOUT, inputs.send(input)) => sent,
+            sent = within(&paused, &mut left, inputs.send(input)) => sent,
         };
         match sent {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(e)) => match self.reply().await {
+            Some(Ok(())) => Ok(()),
+            Some(Err(e)) => match self.reply().await {
                 Err(said @ Error::Guest { .. }) => Err(said),
                 _ => Err(broken(&self.used, &mut self.phases, &e).await),
             },
-            Err(_) => Err(self.misbehaved("it did not take data in time")),
+            None => Err(self.misbehaved("it did not take data in time")),
         }
     }
 

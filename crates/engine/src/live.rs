@@ -6,16 +6,20 @@ use crate::recorder::{Recorder, now_ms};
 use k8e_driver::Sandbox;
 use k8e_egress::Gate;
 use k8e_model::{EgressPolicy, LimitEvents, Phase, Session, UnixMillis};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 /// File and process calls at once in one session: with the runs well under the guest's 512 connections.
 const CALLS_MAX: usize = 256;
 
 /// Calls at once that wait for somebody to decide: more than one for each question that may be open.
 const WAITS_MAX: usize = 256;
+
+/// Sub-agents of one session: they share its limits, and its guest's connections.
+const SUB_AGENTS_MAX: usize = 16;
 
 /// The store learns of a session's last use at most this often.
 const TOUCH_EVERY_MS: i64 = 1000;
@@ -24,6 +28,8 @@ const TOUCH_EVERY_MS: i64 = 1000;
 pub(crate) struct Live {
     /// As it was made; what changes is in `state` and `phase`.
     pub(crate) record: Session,
+    /// Of a sub-agent: whose sandbox it lives in.
+    parent: Option<Arc<Live>>,
     sandbox: OnceLock<Arc<dyn Sandbox>>,
     /// The only way out of it.
     gate: Mutex<Option<Arc<Gate>>>,
@@ -32,6 +38,8 @@ pub(crate) struct Live {
     state: Mutex<State>,
     /// Held while what it may reach is changed.
     egress_turn: tokio::sync::Mutex<()>,
+    /// Held while its sandbox is frozen, thawed or removed.
+    pause_turn: tokio::sync::Mutex<()>,
     ttl_at: Option<Instant>,
 }
 
@@ -49,11 +57,18 @@ struct State {
     runs: usize,
     background: usize,
     calls: usize,
-    /// Calls that wait for a person: they keep it from being idle, but not from being paused.
+    /// Calls that wait for a person: they keep it from being idle, but not from resting.
     waits: usize,
-    paused: bool,
-    /// When it is worth looking again whether it can be paused.
+    /// Uses of its sub-agents.
+    lent: usize,
+    /// Its sub-agents that are not over.
+    children: Vec<Arc<Live>>,
+    /// Its sandbox was told to rest, because nothing happens in it.
+    resting: bool,
+    /// When it is worth looking again whether it can rest.
     look_at: Instant,
+    /// When it was last resumed by who paused it.
+    resumed: Option<Instant>,
 }
 
 /// What a session is used for.
@@ -65,6 +80,8 @@ pub(crate) enum Purpose {
     Call,
     /// Nothing in the sandbox: somebody outside is waited for.
     Wait,
+    /// By a sub-agent, which has bounds of its own.
+    Lend,
 }
 
 /// A use of a session: while it is held the session is not idle.
@@ -72,6 +89,8 @@ pub(crate) struct Use {
     pub(crate) live: Arc<Live>,
     purpose: Purpose,
     recorder: Recorder,
+    /// Of a sub-agent's parent.
+    _above: Option<Box<Use>>,
 }
 
 // === impl Live ===
@@ -79,6 +98,19 @@ pub(crate) struct Use {
 impl Live {
     /// Stored stamps are wall time; deadlines are the monotonic clock's, counted from now.
     pub(crate) fn new(record: Session) -> Self {
+        Self::with_parent(record, None)
+    }
+
+    /// A sub-agent, in its parent's sandbox.
+    pub(crate) fn new_child(record: Session, parent: &Arc<Self>) -> Self {
+        let child = Self::with_parent(record, Some(Arc::clone(parent)));
+        if let Some(sandbox) = parent.sandbox() {
+            child.set_sandbox(Arc::clone(sandbox));
+        }
+        child
+    }
+
+    fn with_parent(record: Session, parent: Option<Arc<Self>>) -> Self {
         let (now, wall) = (Instant::now(), now_ms());
         let ago = |stamp: UnixMillis| {
             Duration::from_millis(wall.saturating_sub(stamp).max(0).unsigned_abs())
@@ -97,15 +129,20 @@ impl Live {
             background: 0,
             calls: 0,
             waits: 0,
-            paused: false,
+            lent: 0,
+            children: Vec::new(),
+            resting: false,
             look_at: now,
+            resumed: None,
         };
         Self {
+            parent,
             sandbox: OnceLock::new(),
             gate: Mutex::default(),
             phase: watch::Sender::new(record.phase),
             state: Mutex::new(state),
             egress_turn: tokio::sync::Mutex::default(),
+            pause_turn: tokio::sync::Mutex::default(),
             ttl_at,
             record,
         }
@@ -122,15 +159,22 @@ impl Live {
         }
     }
 
-    /// A sandbox of a pool, which is paused if that is worth while, and its gate.
+    /// Of a sub-agent: whose sandbox it lives in.
+    pub(crate) fn parent(&self) -> Option<&Arc<Self>> {
+        self.parent.as_ref()
+    }
+
+    /// A sandbox of a pool, which rests if that is worth while, and its gate.
     pub(crate) fn set_warm_sandbox(&self, sandbox: Arc<dyn Sandbox>, gate: Option<Arc<Gate>>) {
-        self.state().paused = sandbox.costs_idle();
+        self.state().resting = sandbox.costs_idle();
         self.set_sandbox(sandbox);
         self.set_gate(gate);
     }
 
     pub(crate) fn gate(&self) -> Option<Arc<Gate>> {
-        self.gate
+        let owner = self.parent.as_deref().unwrap_or(self);
+        owner
+            .gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
@@ -141,28 +185,30 @@ impl Live {
         *self.gate.lock().unwrap_or_else(PoisonError::into_inner) = gate;
     }
 
-    /// Since when nobody uses it, when that may be long enough to pause its sandbox.
+    /// Since when nobody uses it, when that may be long enough for its sandbox to rest.
     pub(crate) fn quiet_since(&self, now: Instant, quiet: Duration) -> Option<Instant> {
-        let worth = self.sandbox().is_some_and(|sandbox| sandbox.costs_idle());
+        let worth =
+            self.parent.is_none() && self.sandbox().is_some_and(|sandbox| sandbox.costs_idle());
         let state = self.state();
-        let unused = !state.paused && state.uses() == 0;
+        let unused = !state.resting && state.uses() == 0;
         let due = now >= state.used + quiet && now >= state.look_at;
         (worth && unused && due && self.phase() == Phase::Active).then_some(state.used)
     }
 
-    /// Pauses its sandbox, unless it was used meanwhile.
-    pub(crate) fn pause(&self, quiet_since: Instant) {
+    /// Has its sandbox rest, unless it was used or paused meanwhile.
+    pub(crate) fn rest(&self, quiet_since: Instant) {
         let mut state = self.state();
         if state.uses() == 0
             && state.used == quiet_since
+            && self.phase() == Phase::Active
             && let Some(sandbox) = self.sandbox()
         {
             sandbox.pause();
-            state.paused = true;
+            state.resting = true;
         }
     }
 
-    /// It cannot be paused now.
+    /// It cannot rest now.
     pub(crate) fn look_again(&self, at: Instant) {
         self.state().look_at = at;
     }
@@ -175,11 +221,91 @@ impl Live {
         self.phase.subscribe()
     }
 
-    /// Creating → active. False when something ended it meanwhile.
+    /// Creating → active. False when something ended it meanwhile. A sub-agent of one that is paused
+    /// is too.
     pub(crate) fn activate(&self) -> bool {
+        // Held: its parent's phase must not change before this one's.
+        let _held = self.parent.as_ref().map(|parent| parent.state());
+        let above = self.parent.as_ref().map(|parent| parent.phase());
         let mut state = self.state();
         state.used = Instant::now();
+        if above.is_some_and(Phase::is_ending) || !self.advance(Phase::Active) {
+            return false;
+        }
+        if above == Some(Phase::Paused) {
+            self.advance(Phase::Paused);
+        }
+        true
+    }
+
+    /// Active → paused, with its sub-agents. False when it is not active.
+    pub(crate) fn pause(&self) -> bool {
+        let mut state = self.state();
+        if !self.advance(Phase::Paused) {
+            return false;
+        }
+        for child in &state.children {
+            child.advance(Phase::Paused);
+        }
+        self.wake(&mut state);
+        true
+    }
+
+    /// Paused → active, with its sub-agents. False when it is not paused. Its idle time begins anew.
+    pub(crate) fn resume(&self) -> bool {
+        let mut state = self.state();
+        if self.phase() != Phase::Paused {
+            return false;
+        }
+        state.resume();
+        for child in &state.children {
+            child.state().resume();
+            if child.phase() == Phase::Paused {
+                child.advance(Phase::Active);
+            }
+        }
         self.advance(Phase::Active)
+    }
+
+    /// When it was last resumed by who paused it.
+    pub(crate) fn resumed(&self) -> Option<Instant> {
+        self.state().resumed
+    }
+
+    /// Waits until nobody else freezes, thaws or removes its sandbox.
+    pub(crate) async fn pause_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.pause_turn.lock().await
+    }
+
+    /// Takes a sub-agent in, if there is room.
+    pub(crate) fn adopt(&self, child: &Arc<Self>) -> Result<(), Error> {
+        let mut state = self.state();
+        self.check_phase(&state, false)?;
+        if state.children.len() >= SUB_AGENTS_MAX {
+            return Err(metrics::refused(Error::SessionBusy {
+                id: self.record.id.clone(),
+                what: "sub-agents",
+                max: SUB_AGENTS_MAX,
+            }));
+        }
+        state.children.push(Arc::clone(child));
+        Ok(())
+    }
+
+    /// The same with one of an earlier server's: it was let in then.
+    pub(crate) fn adopt_again(&self, child: &Arc<Self>) {
+        self.state().children.push(Arc::clone(child));
+    }
+
+    /// Lets go of a sub-agent that is over.
+    pub(crate) fn disown(&self, child: &Arc<Self>) {
+        let mut state = self.state();
+        state.children.retain(|other| !Arc::ptr_eq(other, child));
+    }
+
+    /// Its sub-agents that are not over.
+    pub(crate) fn children(&self) -> Vec<Arc<Self>> {
+        self.state().children.clone()
     }
 
     /// Anything alive → terminating. False when somebody else was first.
@@ -230,24 +356,23 @@ impl Live {
 
     /// Its record as it is now.
     pub(crate) fn snapshot(&self) -> Session {
+        // Before its own state is held: a parent's is always held first.
+        let egress = self.egress();
         let state = self.state();
         Session {
             phase: self.phase(),
             reason: state.reason.clone(),
-            egress: state.egress.clone(),
+            egress,
             last_used: state.last_used,
             ..self.record.clone()
         }
     }
 
-    /// When it ends if nobody uses it from now on. While it is used only its ttl counts.
+    /// When it ends if nobody uses it from now on. While it is used or paused only its ttl counts.
     pub(crate) fn ends_at(&self, now: Instant) -> Option<Instant> {
         let state = self.state();
-        let used = if state.uses() + state.waits > 0 {
-            now
-        } else {
-            state.used
-        };
+        let busy = state.uses() + state.waits > 0 || self.phase() == Phase::Paused;
+        let used = if busy { now } else { state.used };
         let idle_at = self.record.lifetime.idle.map(|idle| used + idle);
         [self.ttl_at, idle_at].into_iter().flatten().min()
     }
@@ -280,8 +405,37 @@ impl Live {
         runs_max: usize,
         recorder: &Recorder,
     ) -> Result<Use, Error> {
+        self.begin_in(purpose, runs_max, recorder, false)
+    }
+
+    /// The same of one that may be paused, for who waits until it is not.
+    pub(crate) fn begin_anyway(
+        self: &Arc<Self>,
+        purpose: Purpose,
+        recorder: &Recorder,
+    ) -> Result<Use, Error> {
+        self.begin_in(purpose, usize::MAX, recorder, true)
+    }
+
+    fn begin_in(
+        self: &Arc<Self>,
+        purpose: Purpose,
+        runs_max: usize,
+        recorder: &Recorder,
+        paused_too: bool,
+    ) -> Result<Use, Error> {
+        self.check_phase(&self.state(), paused_too)?;
+        let above = match &self.parent {
+            Some(parent) => Some(Box::new(parent.begin_in(
+                Purpose::Lend,
+                0,
+                recorder,
+                paused_too,
+            )?)),
+            None => None,
+        };
         let mut state = self.state();
-        self.check_phase(&state)?;
+        self.check_phase(&state, paused_too)?;
         let busy = |what, max| {
             Err(metrics::refused(Error::SessionBusy {
                 id: self.record.id.clone(),
@@ -302,24 +456,33 @@ impl Live {
             Purpose::Background => state.background += 1,
             Purpose::Call => state.calls += 1,
             Purpose::Wait => state.waits += 1,
+            Purpose::Lend => state.lent += 1,
         }
-        if purpose != Purpose::Wait
-            && std::mem::take(&mut state.paused)
-            && let Some(sandbox) = self.sandbox()
-        {
-            sandbox.resume();
+        if purpose != Purpose::Wait {
+            self.wake(&mut state);
         }
         drop(state);
         Ok(Use {
             live: Arc::clone(self),
             purpose,
             recorder: recorder.clone(),
+            _above: above,
         })
+    }
+
+    /// Its sandbox rests no more.
+    fn wake(&self, state: &mut State) {
+        if std::mem::take(&mut state.resting)
+            && let Some(sandbox) = self.sandbox()
+        {
+            sandbox.resume();
+        }
     }
 
     /// What it may reach now.
     pub(crate) fn egress(&self) -> EgressPolicy {
-        self.state().egress.clone()
+        let owner = self.parent.as_deref().unwrap_or(self);
+        owner.state().egress.clone()
     }
 
     pub(crate) fn set_egress(&self, policy: EgressPolicy) {
@@ -333,13 +496,29 @@ impl Live {
 
     /// Whether it can be used now, or why not.
     pub(crate) fn check_active(&self) -> Result<(), Error> {
-        self.check_phase(&self.state())
+        self.check_phase(&self.state(), false)
     }
 
-    fn check_phase(&self, state: &State) -> Result<(), Error> {
+    /// Whether it is not paused.
+    pub(crate) fn check_awake(&self) -> Result<(), Error> {
+        match self.phase() {
+            Phase::Paused => Err(self.paused()),
+            Phase::Creating | Phase::Active | Phase::Terminating | Phase::Ended => Ok(()),
+        }
+    }
+
+    /// A sub-agent is resumed with its parent.
+    fn paused(&self) -> Error {
+        let owner = self.parent.as_deref().unwrap_or(self);
+        Error::SessionPaused(owner.record.id.clone())
+    }
+
+    fn check_phase(&self, state: &State, paused_too: bool) -> Result<(), Error> {
         match self.phase() {
             Phase::Creating => Err(Error::SessionNotReady(self.record.id.clone())),
             Phase::Active => Ok(()),
+            Phase::Paused if paused_too => Ok(()),
+            Phase::Paused => Err(self.paused()),
             Phase::Terminating | Phase::Ended => Err(Error::SessionEnded {
                 id: self.record.id.clone(),
                 reason: state.reason.clone(),
@@ -366,7 +545,13 @@ impl Live {
 
 impl State {
     fn uses(&self) -> usize {
-        self.runs + self.background + self.calls
+        self.runs + self.background + self.calls + self.lent
+    }
+
+    fn resume(&mut self) {
+        let now = Instant::now();
+        (self.used, self.resumed) = (now, Some(now));
+        self.last_used = now_ms();
     }
 }
 
@@ -380,6 +565,7 @@ impl Drop for Use {
             Purpose::Background => state.background -= 1,
             Purpose::Call => state.calls -= 1,
             Purpose::Wait => state.waits -= 1,
+            Purpose::Lend => state.lent -= 1,
         }
         state.used = Instant::now();
         state.last_used = now_ms();
@@ -390,8 +576,35 @@ impl Drop for Use {
     }
 }
 
-/// Resolves when the session is no longer active.
+/// Resolves when the session is over, or about to be.
 pub(crate) async fn left_active(phases: &mut watch::Receiver<Phase>) {
     // A closed channel means that the session is gone too.
-    phases.wait_for(|phase| *phase > Phase::Active).await.ok();
+    phases.wait_for(|phase| phase.is_ending()).await.ok();
+}
+
+/// Waits for `work`, as long as `left` says; the time that the session is paused does not count. None
+/// when that is over.
+pub(crate) async fn within<T>(
+    phases: &watch::Receiver<Phase>,
+    left: &mut Duration,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut phases = phases.clone();
+    let mut work = pin!(work);
+    loop {
+        let since = Instant::now();
+        let paused = *phases.borrow_and_update() == Phase::Paused;
+        let (done, late) = tokio::select! {
+            biased;
+            done = &mut work => (Some(done), false),
+            Ok(()) = phases.changed() => (None, false),
+            () = sleep(*left), if !paused => (None, true),
+        };
+        if !paused {
+            *left = left.saturating_sub(since.elapsed());
+        }
+        if done.is_some() || late {
+            return done;
+        }
+    }
 }

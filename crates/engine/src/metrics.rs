@@ -61,6 +61,8 @@ pub const HISTOGRAMS: [(&str, &[f64]); 3] = [
 pub(crate) enum Start {
     Warm,
     Cold,
+    /// In the sandbox of its parent.
+    Shared,
 }
 
 /// How a run ended, as far as it is counted.
@@ -142,12 +144,13 @@ impl Shared {
 // === impl Start ===
 
 impl Start {
-    const ALL: [Self; 2] = [Self::Warm, Self::Cold];
+    const ALL: [Self; 3] = [Self::Warm, Self::Cold, Self::Shared];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Warm => "warm",
             Self::Cold => "cold",
+            Self::Shared => "shared",
         }
     }
 }

@@ -7,7 +7,7 @@ mod stream;
 
 pub use input::RunInput;
 
-pub(crate) use start::{TENANT_TRIES, exec, refused, shown};
+pub(crate) use start::{SESSION_VARIABLE, TENANT_TRIES, exec, refused, shown};
 
 use crate::guest::Call;
 use crate::live::Live;

@@ -63,6 +63,7 @@ impl Sessions {
             if kept.is_over() {
                 return Ok(kept.view());
             }
+            kept.live.check_awake()?;
             let mut run = kept.view();
             match watch::read_so_far(&self.shared, &kept).await {
                 Ok((stdout, stderr)) => {
@@ -106,6 +107,7 @@ impl Sessions {
         let Some(kept) = self.shared.background.find(who, id) else {
             return self.recorded_run(who, id).await;
         };
+        kept.live.check_awake()?;
         kept.cancelled.store(true, Ordering::Relaxed);
         let end = request::Call::EndRun(EndRun { id: id.to_string() });
         let ended = async {
@@ -150,6 +152,15 @@ impl Background {
         });
         self.map().insert(id, Arc::clone(&kept));
         kept
+    }
+
+    /// Those of a session.
+    pub(crate) fn of(&self, live: &Arc<Live>) -> Vec<RunId> {
+        let runs = self.map();
+        let own = runs
+            .iter()
+            .filter(|(_, kept)| Arc::ptr_eq(&kept.live, live));
+        own.map(|(id, _)| id.clone()).collect()
     }
 
     fn remove(&self, id: &RunId) {

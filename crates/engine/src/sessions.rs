@@ -5,8 +5,10 @@ mod destroy;
 mod egress;
 mod expire;
 mod get;
+mod pause;
 mod recover;
 mod rest;
+mod sub_agent;
 
 pub use egress::FlowStream;
 pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
@@ -254,17 +256,19 @@ impl Shared {
         })
     }
 
-    /// Makes an active session findable by its tenant, gives it a deadline, and watches over its sandbox.
+    /// Makes a session findable by its tenant, unless it is a sub-agent, gives it a deadline, and watches over its sandbox.
     fn publish(self: &Arc<Self>, live: &Arc<Live>) {
         {
             let mut index = self.index();
             let key = (live.record.owner.clone(), live.record.tenant.clone());
-            index.tenants.entry(key).or_default().push(Arc::clone(live));
+            if live.parent().is_none() {
+                index.tenants.entry(key).or_default().push(Arc::clone(live));
+            }
             if let Some(at) = live.ends_at(Instant::now()) {
                 index.schedule(live, at);
             }
             // Somebody ended it before it could be found: then it must not be.
-            if live.phase() != Phase::Active {
+            if live.phase().is_ending() {
                 index.retire(live);
             }
         }

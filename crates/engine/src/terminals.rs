@@ -360,7 +360,7 @@ impl Terminals {
     }
 
     /// Those of a session.
-    fn of(&self, live: &Arc<Live>) -> Vec<TerminalRecord> {
+    pub(crate) fn of(&self, live: &Arc<Live>) -> Vec<TerminalRecord> {
         let terminals = self.map();
         let own = terminals
             .values()

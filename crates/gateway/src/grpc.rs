@@ -146,6 +146,36 @@ impl Sandboxes for Service {
             .map(Response::new)
     }
 
+    async fn pause_session(
+        &self,
+        request: Request<v1::PauseSessionRequest>,
+    ) -> Answer<v1::Session> {
+        let who = principal(&request)?;
+        sessions::pause(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn resume_session(
+        &self,
+        request: Request<v1::ResumeSessionRequest>,
+    ) -> Answer<v1::Session> {
+        let who = principal(&request)?;
+        sessions::resume(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn create_sub_agent(
+        &self,
+        request: Request<v1::CreateSubAgentRequest>,
+    ) -> Answer<v1::Session> {
+        let who = principal(&request)?;
+        sessions::create_sub_agent(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
     async fn update_allowed_hosts(
         &self,
         request: Request<v1::UpdateAllowedHostsRequest>,

@@ -1,7 +1,7 @@
 //! One connection: takes the request, runs the call, sees to it that there is one final reply.
 
 use crate::error::Error;
-use crate::{Guest, exec, files, processes, pty, runs};
+use crate::{Guest, exec, files, processes, pty, runs, sweep};
 use k8e_wire::proto::{Done, HelloReply, reply::Reply, request::Call};
 use k8e_wire::{GuestEnd, PROTOCOL, ReplySink, Requests};
 use std::os::fd::{AsFd, OwnedFd};
@@ -80,7 +80,8 @@ async fn dispatch(
         | Call::InspectTerminal(_)
         | Call::SignalTerminal(_)
         | Call::EndTerminal(_)
-        | Call::ListTerminals(_) => {
+        | Call::ListTerminals(_)
+        | Call::EndProcesses(_) => {
             let GuestEnd { requests, replies } = end;
             tokio::select! {
                 biased;
@@ -117,6 +118,7 @@ async fn without_input(
         Call::SignalTerminal(request) => pty::signal(guest, request).await,
         Call::EndTerminal(request) => pty::end(guest, request).await,
         Call::ListTerminals(_) => Ok(pty::list(guest)),
+        Call::EndProcesses(request) => sweep::end(&request).await,
         Call::Hello(_) | Call::Exec(_) | Call::WriteFile(_) => {
             Err(Error::Invalid("not this call".to_owned()))
         }

@@ -42,6 +42,7 @@ mod procfs;
 mod pty;
 mod reaper;
 mod runs;
+mod sweep;
 mod sys;
 mod users;
 

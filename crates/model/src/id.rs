@@ -109,6 +109,14 @@ impl SessionId {
     pub fn random() -> Self {
         Self(format!("sess-{}", random_text()))
     }
+
+    /// A new one for a sub-agent, which nobody can guess. The parent's is cut where that is needed.
+    pub fn of_sub_agent(parent: &Self) -> Self {
+        const INFIX: &str = "-sub-";
+        let kept = LABEL_BYTES_MAX - INFIX.len() - RANDOM_CHARS;
+        let parent = &parent.0[..parent.0.len().min(kept)];
+        Self(format!("{parent}{INFIX}{}", random_text()))
+    }
 }
 
 impl SandboxId {
@@ -195,6 +203,19 @@ mod tests {
         let (a, b) = (SessionId::random(), SessionId::random());
         assert_ne!(a, b);
         assert_eq!(a.as_str().parse::<SessionId>().unwrap(), a);
+    }
+
+    #[test]
+    fn a_sub_agent_is_named_after_its_parent() {
+        for parent in ["a".to_owned(), "b".repeat(63)] {
+            let child = SessionId::of_sub_agent(&parent.parse().unwrap());
+            assert!(
+                child
+                    .as_str()
+                    .starts_with(&format!("{}-sub-", &parent[..parent.len().min(38)]))
+            );
+            assert_eq!(child.as_str().parse::<SessionId>().unwrap(), child);
+        }
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod runtime;
 mod secret;
 mod session;
 mod snapshot;
+mod sub_agent;
 mod template;
 
 pub use approval::{
@@ -49,4 +50,5 @@ pub use runtime::RuntimeKind;
 pub use secret::{SECRET_REFS_MAX, SecretName, SecretRef, SecretRefs, SecretValue};
 pub use session::{Session, SessionSpec, UnixMillis};
 pub use snapshot::{SnapshotLayers, SnapshotName};
+pub use sub_agent::{SubAgent, SubAgentSpec};
 pub use template::Template;

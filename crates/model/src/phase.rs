@@ -4,7 +4,7 @@ use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// Where a session is in its life. Only forward.
+/// Where a session is in its life. Only forward, but that what is paused can be active again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -12,6 +12,8 @@ pub enum Phase {
     Creating,
     /// It answers.
     Active,
+    /// Nothing in it runs until it is resumed.
+    Paused,
     /// Its sandbox is being removed.
     Terminating,
     /// Nothing is left but its record.
@@ -26,6 +28,7 @@ impl Phase {
         match self {
             Self::Creating => "creating",
             Self::Active => "active",
+            Self::Paused => "paused",
             Self::Terminating => "terminating",
             Self::Ended => "ended",
         }
@@ -33,7 +36,17 @@ impl Phase {
 
     /// Whether a session in this phase may go to `next`.
     pub fn may_become(self, next: Self) -> bool {
-        next > self
+        match (self, next) {
+            (Self::Paused, Self::Active) => true,
+            // What is being made is first made.
+            (Self::Creating, Self::Paused) => false,
+            (from, to) => to > from,
+        }
+    }
+
+    /// Whether a session in this phase is over, or about to be.
+    pub fn is_ending(self) -> bool {
+        self >= Self::Terminating
     }
 }
 
@@ -44,10 +57,11 @@ impl FromStr for Phase {
         match text.to_ascii_lowercase().as_str() {
             "creating" => Ok(Self::Creating),
             "active" => Ok(Self::Active),
+            "paused" => Ok(Self::Paused),
             "terminating" => Ok(Self::Terminating),
             "ended" => Ok(Self::Ended),
             _ => Err(Error::invalid(
-                "phase must be creating, active, terminating, ended or all",
+                "phase must be creating, active, paused, terminating, ended or all",
             )),
         }
     }
@@ -62,6 +76,11 @@ mod tests {
         assert!(Phase::Creating.may_become(Phase::Ended));
         assert!(!Phase::Ended.may_become(Phase::Active));
         assert!(!Phase::Active.may_become(Phase::Active));
+        assert!(Phase::Active.may_become(Phase::Paused));
+        assert!(Phase::Paused.may_become(Phase::Active));
+        assert!(Phase::Paused.may_become(Phase::Terminating));
+        assert!(!Phase::Terminating.may_become(Phase::Paused));
+        assert!(!Phase::Paused.is_ending() && Phase::Terminating.is_ending());
         assert_eq!("Active".parse::<Phase>().unwrap(), Phase::Active);
     }
 }

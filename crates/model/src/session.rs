@@ -2,7 +2,7 @@
 
 use crate::{
     EgressPolicy, Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId, SecretRefs,
-    SessionId, Template, TenantId,
+    SessionId, SubAgent, Template, TenantId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +49,8 @@ pub struct Session {
     pub reason: String,
     /// What it really got.
     pub runtime: RuntimeKind,
-    /// The driver's name for its sandbox.
+    /// The driver's name for its sandbox. A sub-agent lives in its parent's: then this is a name of
+    /// its own, under which its history is kept.
     pub sandbox: SandboxId,
     /// Where the root file system comes from.
     pub template: Template,
@@ -69,4 +70,6 @@ pub struct Session {
     pub created_at: UnixMillis,
     /// When a call last used it, as far as it was written down.
     pub last_used: UnixMillis,
+    /// Of a sub-agent.
+    pub sub_agent: Option<SubAgent>,
 }

@@ -3,7 +3,7 @@
 use crate::{Store, StoreError};
 use k8e_model::{
     EgressPolicy, Env, Labels, Lifetime, Limits, Phase, SandboxId, SecretRefs, Session, SessionId,
-    Template, TenantId, UnixMillis,
+    SubAgent, Template, TenantId, UnixMillis,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::query::Query;
@@ -39,6 +39,9 @@ struct Spec {
     /// Which secrets; their values are elsewhere. Records of older servers have none.
     #[serde(default)]
     secrets: SecretRefs,
+    /// Of a sub-agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sub_agent: Option<SubAgent>,
 }
 
 /// A record with what of it is JSON.
@@ -61,6 +64,7 @@ impl Store {
             limits: session.limits,
             lifetime: session.lifetime,
             secrets: session.secrets.clone(),
+            sub_agent: session.sub_agent.clone(),
         };
         let bad = |e| damaged(session.id.as_str(), &e);
         let row = Row {
@@ -105,7 +109,7 @@ impl Store {
         Ok(())
     }
 
-    /// Moves a session on. Phases only go forward: false when it is already there or further, or not known.
+    /// Moves a session on; for pausing there is [`Store::set_paused`]. Phases only go forward: false when it is already there or further, or not known.
     pub async fn set_phase(
         &self,
         id: &SessionId,
@@ -114,13 +118,13 @@ impl Store {
         at: UnixMillis,
     ) -> Result<bool, StoreError> {
         let sql = match phase {
-            Phase::Creating => return Ok(false),
+            Phase::Creating | Phase::Paused => return Ok(false),
             Phase::Active => {
                 "UPDATE sessions SET phase = $2, reason = $3, ended_at = $4 WHERE id = $1 AND phase = 'creating'"
             }
             Phase::Terminating => {
                 "UPDATE sessions SET phase = $2, reason = $3, ended_at = $4 \
-                 WHERE id = $1 AND phase IN ('creating', 'active')"
+                 WHERE id = $1 AND phase IN ('creating', 'active', 'paused')"
             }
             Phase::Ended => {
                 "UPDATE sessions SET phase = $2, reason = $3, ended_at = $4 WHERE id = $1 AND phase <> 'ended'"
@@ -134,6 +138,26 @@ impl Store {
             .execute(&self.shared.write)
             .await
             .map_err(self.sql("write a session's phase"))?;
+        Ok(done.rows_affected() > 0)
+    }
+
+    /// Writes down that a session is paused or, again, active: it and its sub-agents, all or none.
+    /// False when it is not known, or not in the phase for that.
+    pub async fn set_paused(&self, id: &SessionId, paused: bool) -> Result<bool, StoreError> {
+        let (from, to) = match paused {
+            true => (Phase::Active, Phase::Paused),
+            false => (Phase::Paused, Phase::Active),
+        };
+        let done = sqlx::query(
+            "UPDATE sessions SET phase = $3 WHERE (id = $1 OR parent = $1) AND phase = $2 \
+             AND EXISTS (SELECT 1 FROM sessions WHERE id = $1 AND phase = $2)",
+        )
+        .bind(id.as_str())
+        .bind(from.as_str())
+        .bind(to.as_str())
+        .execute(&self.shared.write)
+        .await
+        .map_err(self.sql("write a session's phase"))?;
         Ok(done.rows_affected() > 0)
     }
 
@@ -275,8 +299,8 @@ impl Row<'_> {
     fn insert(&self) -> Query<'_, Sqlite, SqliteArguments> {
         let session = self.session;
         sqlx::query(
-            "INSERT INTO sessions (id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec, egress) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            "INSERT INTO sessions (id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec, egress, parent) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
         )
         .bind(session.id.as_str())
         .bind(&session.owner)
@@ -289,6 +313,7 @@ impl Row<'_> {
         .bind(session.last_used)
         .bind(&self.spec)
         .bind(&self.egress)
+        .bind(session.sub_agent.as_ref().map(|sub| sub.parent.as_str()))
     }
 }
 
@@ -328,6 +353,7 @@ fn read(row: &SqliteRow) -> Result<Session, StoreError> {
         egress,
         created_at: time("created_at")?,
         last_used: time("last_used")?,
+        sub_agent: spec.sub_agent,
     })
 }
 

@@ -59,6 +59,7 @@ fn session(text: &str) -> Session {
         egress: policy(&["example.com", "*.example.org:8443"]),
         created_at: 1,
         last_used: 2,
+        sub_agent: None,
     }
 }
 
@@ -812,4 +813,47 @@ async fn terminals_are_remembered_until_they_are_gone() {
     store.remove_terminal(&one.id).await.unwrap();
     store.remove_terminals_of(&id("b")).await.unwrap();
     assert_eq!(store.terminals().await.unwrap(), [two]);
+}
+
+#[tokio::test]
+async fn a_session_is_paused_with_its_sub_agents() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    let active = |name: &str| Session {
+        phase: Phase::Active,
+        ..session(name)
+    };
+    let child = |name: &str, parent: &str| Session {
+        sub_agent: Some(k8e_model::SubAgent {
+            parent: id(parent),
+            kind: "helper".to_owned(),
+            cwd: "/workspace/x".to_owned(),
+        }),
+        sandbox: k8e_model::SandboxId::random(),
+        ..active(name)
+    };
+    for record in [active("a"), child("a-sub", "a"), child("a-over", "a")] {
+        store.insert_session(&record).await.unwrap();
+    }
+    store.insert_session(&active("b")).await.unwrap();
+    store
+        .set_phase(&id("a-over"), Phase::Ended, "", 10)
+        .await
+        .unwrap();
+    let phase = async |name: &str| store.session(&id(name)).await.unwrap().unwrap().phase;
+    assert!(!store.set_paused(&id("a"), false).await.unwrap());
+    assert!(store.set_paused(&id("a"), true).await.unwrap());
+    assert!(!store.set_paused(&id("a"), true).await.unwrap());
+    assert_eq!(phase("a").await, Phase::Paused);
+    assert_eq!(phase("a-sub").await, Phase::Paused);
+    assert_eq!(phase("a-over").await, Phase::Ended);
+    assert_eq!(phase("b").await, Phase::Active);
+    let kept = store.session(&id("a-sub")).await.unwrap().unwrap();
+    assert_eq!(kept.sub_agent, child("a-sub", "a").sub_agent);
+    assert!(store.set_paused(&id("a"), false).await.unwrap());
+    assert_eq!(phase("a-sub").await, Phase::Active);
+    assert!(store.set_paused(&id("a"), true).await.unwrap());
+    let end = store.set_phase(&id("a"), Phase::Terminating, "why", 10);
+    assert!(end.await.unwrap());
+    assert!(!store.set_paused(&id("none"), true).await.unwrap());
 }

@@ -65,7 +65,8 @@ macro_rules! conformance {
             limits: processes_are_limited, memory_is_limited, disk_is_limited,
                 limits_can_be_bound_late;
             life: sandboxes_outlive_the_server, destroying_leaves_nothing, death_is_noticed,
-                leftovers_are_swept, many_at_once, nothing_is_shared;
+                leftovers_are_swept, many_at_once, nothing_is_shared,
+                frozen_is_frozen, frozen_is_destroyed, frozen_is_swept;
         );
     };
     (@ $subject:expr; $($group:ident: $($name:ident),+;)+) => {

@@ -7,6 +7,7 @@ use k8e_driver::{Driver, DriverError, GuestAddress, Probe, Sandbox, SandboxSpec}
 use k8e_model::{LimitEvents, Limits, RuntimeKind, SandboxId};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -30,6 +31,7 @@ struct State {
     launches_to_fail: usize,
     launches_tried: usize,
     fail_set_limits: bool,
+    fail_freeze: bool,
     destroys_to_fail: usize,
     launch_delay: Duration,
     launched: usize,
@@ -42,6 +44,7 @@ struct FakeSandbox {
     socket: PathBuf,
     guest: Mutex<Option<GuestThread>>,
     died: watch::Sender<bool>,
+    frozen: AtomicBool,
     limits: Mutex<Limits>,
     limit_events: Mutex<LimitEvents>,
 }
@@ -100,6 +103,18 @@ impl FakeDriver {
     /// Makes changing limits fail, or work again.
     pub fn fail_set_limits(&self, fail: bool) {
         self.0.state().fail_set_limits = fail;
+    }
+
+    /// Makes freezing fail, or work again.
+    pub fn fail_freeze(&self, fail: bool) {
+        self.0.state().fail_freeze = fail;
+    }
+
+    /// Whether a sandbox is frozen. Its processes are the test's and go on.
+    pub fn is_frozen(&self, id: &SandboxId) -> bool {
+        let sandbox = self.0.state().sandboxes.get(id).cloned();
+        let sandbox = sandbox.expect("a test asks for a sandbox that exists");
+        sandbox.frozen.load(Ordering::Relaxed)
     }
 
     /// Makes this many destructions fail.
@@ -215,6 +230,7 @@ impl Driver for FakeDriver {
             guest: Mutex::new(Some(guest.map_err(DriverError::step("start", "a guest"))?)),
             socket,
             died: watch::Sender::new(false),
+            frozen: AtomicBool::new(false),
             limits: Mutex::new(spec.limits),
             limit_events: Mutex::default(),
         });
@@ -297,6 +313,19 @@ impl Sandbox for Handle {
             ));
         }
         *lock(&self.sandbox.limits) = *limits;
+        Ok(())
+    }
+
+    async fn freeze(&self) -> Result<(), DriverError> {
+        if self.driver.state().fail_freeze {
+            return Err(DriverError::Unusable("there is no freezer".to_owned()));
+        }
+        self.sandbox.frozen.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn thaw(&self) -> Result<(), DriverError> {
+        self.sandbox.frozen.store(false, Ordering::Relaxed);
         Ok(())
     }
 

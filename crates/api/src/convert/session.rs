@@ -2,7 +2,8 @@
 
 use crate::v1;
 use k8e_model::{
-    Error, Lifetime, Limits, Phase, Session, SessionId, SessionSpec, Template, TenantId,
+    Error, Lifetime, Limits, Phase, Session, SessionId, SessionSpec, SubAgentSpec, Template,
+    TenantId,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,6 +38,11 @@ pub fn session_spec(
     })
 }
 
+/// The sub-agent that a client asks for.
+pub fn sub_agent_spec(wire: &v1::CreateSubAgentRequest) -> Result<SubAgentSpec, Error> {
+    SubAgentSpec::new(&wire.agent_type, &wire.workspace_path)
+}
+
 /// The session that a call names.
 pub fn session_id(text: &str) -> Result<SessionId, Error> {
     text.parse()
@@ -59,6 +65,10 @@ pub fn tenant_filter(text: &str) -> Result<Option<TenantId>, Error> {
 /// A session's record. What only the live server knows (its end, its network, the limits it hit)
 /// is the caller's to fill in.
 pub fn session(session: &Session) -> v1::Session {
+    let (parent, kind, cwd) = match &session.sub_agent {
+        Some(sub) => (sub.parent.to_string(), sub.kind.clone(), sub.cwd.clone()),
+        None => Default::default(),
+    };
     v1::Session {
         session_id: session.id.to_string(),
         tenant: session.tenant.to_string(),
@@ -84,6 +94,9 @@ pub fn session(session: &Session) -> v1::Session {
         pids_refused: 0,
         allowed_hosts: session.egress.entries(),
         background_runs: 0,
+        parent_session_id: parent,
+        agent_type: kind,
+        cwd,
         secret_env_vars: session
             .secrets
             .iter()

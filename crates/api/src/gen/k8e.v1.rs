@@ -100,7 +100,7 @@ pub struct Session {
     pub tenant: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub owner: ::prost::alloc::string::String,
-    /// creating, active, terminating, ended
+    /// creating, active, paused, terminating, ended
     #[prost(string, tag = "4")]
     pub phase: ::prost::alloc::string::String,
     /// Why it ended, in words.
@@ -143,6 +143,14 @@ pub struct Session {
     /// Background runs that are not over.
     #[prost(uint32, tag = "20")]
     pub background_runs: u32,
+    /// Of a sub-agent: the session whose sandbox it lives in, what kind of agent it is, and where its
+    /// commands start.
+    #[prost(string, tag = "21")]
+    pub parent_session_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "22")]
+    pub agent_type: ::prost::alloc::string::String,
+    #[prost(string, tag = "23")]
+    pub cwd: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetSessionRequest {
@@ -169,6 +177,27 @@ pub struct DestroySessionRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DestroySessionResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PauseSessionRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeSessionRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CreateSubAgentRequest {
+    #[prost(string, tag = "1")]
+    pub parent_session_id: ::prost::alloc::string::String,
+    /// A word for people; may be empty.
+    #[prost(string, tag = "2")]
+    pub agent_type: ::prost::alloc::string::String,
+    /// Where its commands start: below /workspace, made if it is missing. Empty is /workspace.
+    #[prost(string, tag = "3")]
+    pub workspace_path: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UpdateAllowedHostsRequest {
     #[prost(string, tag = "1")]
@@ -1143,6 +1172,74 @@ pub mod sandboxes_client {
                 .insert(GrpcMethod::new("k8e.v1.Sandboxes", "DestroySession"));
             self.inner.unary(req, path, codec).await
         }
+        /// Stops everything in a session until it is resumed; memory, files and processes stay. What is
+        /// under way stands still, streams stay open, and calls into it fail. Clocks go on: a command whose
+        /// time is over by then ends when the session is resumed.
+        pub async fn pause_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PauseSessionRequest>,
+        ) -> std::result::Result<tonic::Response<super::Session>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/PauseSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "PauseSession"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn resume_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResumeSessionRequest>,
+        ) -> std::result::Result<tonic::Response<super::Session>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/ResumeSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "ResumeSession"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// A session in the sandbox of another: files, network and limits are its parent's, commands and
+        /// history its own. Ends what it started when it is destroyed, and with its parent.
+        pub async fn create_sub_agent(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateSubAgentRequest>,
+        ) -> std::result::Result<tonic::Response<super::Session>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/CreateSubAgent",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "CreateSubAgent"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Replaces all that a session may reach. Open connections that are no longer allowed are cut.
         pub async fn update_allowed_hosts(
             &mut self,
@@ -1819,6 +1916,23 @@ pub mod sandboxes_server {
             tonic::Response<super::DestroySessionResponse>,
             tonic::Status,
         >;
+        /// Stops everything in a session until it is resumed; memory, files and processes stay. What is
+        /// under way stands still, streams stay open, and calls into it fail. Clocks go on: a command whose
+        /// time is over by then ends when the session is resumed.
+        async fn pause_session(
+            &self,
+            request: tonic::Request<super::PauseSessionRequest>,
+        ) -> std::result::Result<tonic::Response<super::Session>, tonic::Status>;
+        async fn resume_session(
+            &self,
+            request: tonic::Request<super::ResumeSessionRequest>,
+        ) -> std::result::Result<tonic::Response<super::Session>, tonic::Status>;
+        /// A session in the sandbox of another: files, network and limits are its parent's, commands and
+        /// history its own. Ends what it started when it is destroyed, and with its parent.
+        async fn create_sub_agent(
+            &self,
+            request: tonic::Request<super::CreateSubAgentRequest>,
+        ) -> std::result::Result<tonic::Response<super::Session>, tonic::Status>;
         /// Replaces all that a session may reach. Open connections that are no longer allowed are cut.
         async fn update_allowed_hosts(
             &self,
@@ -2318,6 +2432,141 @@ pub mod sandboxes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DestroySessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/PauseSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct PauseSessionSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::PauseSessionRequest>
+                    for PauseSessionSvc<T> {
+                        type Response = super::Session;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PauseSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::pause_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PauseSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/ResumeSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResumeSessionSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::ResumeSessionRequest>
+                    for ResumeSessionSvc<T> {
+                        type Response = super::Session;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResumeSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::resume_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResumeSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/CreateSubAgent" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateSubAgentSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::CreateSubAgentRequest>
+                    for CreateSubAgentSvc<T> {
+                        type Response = super::Session;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateSubAgentRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::create_sub_agent(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateSubAgentSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -15,7 +15,7 @@ Examples:
   k8e sandbox sessions | jq -r '.sessions[].session_id'
   k8e sandbox sessions --phase all --tenant my-project")]
 pub struct SessionsArgs {
-    /// creating, active, terminating, ended or all
+    /// creating, active, paused, terminating, ended or all
     #[arg(long, default_value = "active", value_name = "PHASE")]
     phase: String,
 

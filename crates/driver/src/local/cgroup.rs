@@ -1,7 +1,7 @@
 //! Control groups, v1 and v2: one group per sandbox, below one group per data directory.
 //!
 //! ```text
-//! v1  <mount of memory|cpu|pids>/k8e/<data directory>/<sandbox>
+//! v1  <mount of memory|cpu|pids|freezer>/k8e/<data directory>/<sandbox>
 //! v2  <mount>/k8e/<data directory>/<sandbox>
 //! ```
 
@@ -25,6 +25,14 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(5);
 /// The controllers a sandbox needs; all must be there.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
+/// v1: stops what is in a group. Without it sandboxes cannot be frozen, and that is all. v2 can do
+/// that by itself.
+const FREEZER: &str = "freezer";
+
+/// A process stops at once unless it is in the middle of something that the kernel cannot interrupt.
+const FREEZE_TRIES: u32 = 400;
+const FREEZE_PAUSE: Duration = Duration::from_millis(5);
+
 /// Of a file that counts how often limits were hit.
 const EVENTS_BYTES_MAX: usize = 512;
 
@@ -32,7 +40,7 @@ const EVENTS_BYTES_MAX: usize = 512;
 #[derive(Clone, Debug)]
 pub(crate) struct Cgroups {
     version: Version,
-    /// v1: one for each controller, in the order of CONTROLLERS. v2: one.
+    /// v1: one for each controller, in the order of CONTROLLERS, and the freezer if there is one. v2: one.
     parents: Vec<PathBuf>,
 }
 
@@ -129,6 +137,11 @@ impl Cgroups {
         ids
     }
 
+    /// Whether what is in a group can be frozen.
+    pub(crate) fn can_freeze(&self) -> bool {
+        self.version == Version::V2 || self.parents.len() > CONTROLLERS.len()
+    }
+
     /// Removes our own group, when no sandbox is left in it.
     pub(crate) fn close(&self) {
         for parent in &self.parents {
@@ -191,11 +204,12 @@ fn find(mounts: &str) -> Option<(Version, Vec<PathBuf>)> {
             })
             .map(|fields| PathBuf::from(fields[1]))
     };
-    CONTROLLERS
+    let mut roots = CONTROLLERS
         .iter()
         .map(|controller| v1(controller))
-        .collect::<Option<Vec<_>>>()
-        .map(|roots| (Version::V1, roots))
+        .collect::<Option<Vec<_>>>()?;
+    roots.extend(v1(FREEZER));
+    Some((Version::V1, roots))
 }
 
 // === impl Cgroup ===
@@ -217,7 +231,7 @@ impl Cgroup {
         let quota = (u64::from(limits.cpu_millis) * CPU_PERIOD_US / 1000).to_string();
         let memory = limits.memory_bytes.to_string();
         match (self.version, self.dirs.as_slice()) {
-            (Version::V1, [memory_dir, cpu, pids]) => {
+            (Version::V1, [memory_dir, cpu, pids, ..]) => {
                 put_memory(memory_dir, &memory)?;
                 put(cpu, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
                 put(cpu, "cpu.cfs_quota_us", &quota)?;
@@ -253,7 +267,7 @@ impl Cgroup {
     pub(crate) fn limit_events(&self) -> LimitEvents {
         let [memory, pids] = self.events.get_or_init(|| {
             let (memory, pids) = match (self.version, self.dirs.as_slice()) {
-                (Version::V1, [memory, _, pids]) => {
+                (Version::V1, [memory, _, pids, ..]) => {
                     (memory.join("memory.oom_control"), pids.join("pids.events"))
                 }
                 (_, dirs) => (dirs[0].join("memory.events"), dirs[0].join("pids.events")),
@@ -263,6 +277,61 @@ impl Cgroup {
         LimitEvents {
             oom_kills: counter(memory.as_ref(), "oom_kill"),
             pids_refused: counter(pids.as_ref(), "max"),
+        }
+    }
+
+    /// Stops every process in it where it is, and waits until all of them stand still. Blocks.
+    pub(crate) fn freeze(&self) -> Result<(), DriverError> {
+        let Some(dir) = self.freezer() else {
+            return Err(DriverError::Unusable(
+                "pausing needs the freezer of control groups: mount it (`mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer`) and start the server again".to_owned(),
+            ));
+        };
+        for _ in 0..FREEZE_TRIES {
+            // Written again each time: v1 looks at processes that came meanwhile only then.
+            self.put_frozen(dir, true)?;
+            if self.is_frozen(dir) {
+                return Ok(());
+            }
+            std::thread::sleep(FREEZE_PAUSE);
+        }
+        self.put_frozen(dir, false)?;
+        Err(DriverError::step("freeze", dir.display().to_string())(
+            io::Error::from(io::ErrorKind::TimedOut),
+        ))
+    }
+
+    /// Undoes [`Cgroup::freeze`]; no error when it is not frozen, or gone.
+    pub(crate) fn thaw(&self) -> Result<(), DriverError> {
+        match self.freezer() {
+            Some(dir) if dir.exists() => self.put_frozen(dir, false),
+            _ => Ok(()),
+        }
+    }
+
+    fn freezer(&self) -> Option<&Path> {
+        let dir = match self.version {
+            Version::V1 => self.dirs.get(CONTROLLERS.len()),
+            Version::V2 => self.dirs.first(),
+        };
+        dir.map(PathBuf::as_path)
+    }
+
+    fn put_frozen(&self, dir: &Path, frozen: bool) -> Result<(), DriverError> {
+        match (self.version, frozen) {
+            (Version::V1, true) => put(dir, "freezer.state", "FROZEN"),
+            (Version::V1, false) => put(dir, "freezer.state", "THAWED"),
+            (Version::V2, true) => put(dir, "cgroup.freeze", "1"),
+            (Version::V2, false) => put(dir, "cgroup.freeze", "0"),
+        }
+    }
+
+    /// Whether every process in it stands still.
+    fn is_frozen(&self, dir: &Path) -> bool {
+        let read = |file: &str| fs::read_to_string(dir.join(file)).unwrap_or_default();
+        match self.version {
+            Version::V1 => read("freezer.state").trim() == "FROZEN",
+            Version::V2 => read("cgroup.events").lines().any(|line| line == "frozen 1"),
         }
     }
 
@@ -281,6 +350,8 @@ impl Cgroup {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
         }
+        // v1: who is frozen dies when that is over.
+        let _ = self.thaw();
     }
 
     /// Removes it once it is empty; kills what is still in it.
@@ -351,10 +422,14 @@ mod tests {
     #[test]
     fn v1_is_found_on_a_hybrid_machine() {
         let mounts = "cgroup /c/cpu cgroup rw,cpu,cpuacct 0 0\ncgroup /c/memory cgroup rw,memory 0 0\n\
-                      cgroup /c/pids cgroup rw,pids 0 0\ncgroup2 /c/unified-nowhere cgroup2 rw 0 0\n";
+                      cgroup /c/pids cgroup rw,pids 0 0\ncgroup /c/freezer cgroup rw,freezer 0 0\ncgroup2 /c/unified-nowhere cgroup2 rw 0 0\n";
         let (version, roots) = find(mounts).unwrap();
         assert_eq!(version, Version::V1);
-        assert_eq!(roots, ["/c/memory", "/c/cpu", "/c/pids"].map(PathBuf::from));
+        let all = ["/c/memory", "/c/cpu", "/c/pids", "/c/freezer"].map(PathBuf::from);
+        assert_eq!(roots, all);
+        // The freezer is good to have, no more.
+        let without = mounts.replace("freezer", "devices");
+        assert_eq!(find(&without).unwrap().1, all[..3]);
     }
 
     #[test]
@@ -386,6 +461,44 @@ mod tests {
         fs::write(file.path(), "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n").unwrap();
         assert_eq!(counter(Some(file.as_file()), "oom_kill"), 7);
         assert_eq!(counter(None, "max"), 0);
+    }
+
+    #[test]
+    fn either_version_freezes() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
+        let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
+        let group = |version, dirs: usize| Cgroup {
+            version,
+            dirs: vec![dir.path().to_owned(); dirs],
+            events: OnceLock::new(),
+        };
+        let v2 = group(Version::V2, 1);
+        put("cgroup.events", "populated 1\nfrozen 1\n");
+        v2.freeze().unwrap();
+        assert_eq!(read("cgroup.freeze"), "1");
+        v2.thaw().unwrap();
+        assert_eq!(read("cgroup.freeze"), "0");
+        // One that does not come to rest is left running, and that is told.
+        put("cgroup.events", "populated 1\nfrozen 0\n");
+        v2.freeze().unwrap_err();
+        assert_eq!(read("cgroup.freeze"), "0");
+
+        let v1 = group(Version::V1, 4);
+        // A file that keeps what is written to it is one whose processes stop at once.
+        v1.freeze().unwrap();
+        assert_eq!(read("freezer.state"), "FROZEN");
+        v1.thaw().unwrap();
+        assert_eq!(read("freezer.state"), "THAWED");
+        let without = group(Version::V1, 3);
+        assert!(
+            without
+                .freeze()
+                .unwrap_err()
+                .to_string()
+                .contains("mount it")
+        );
+        without.thaw().unwrap();
     }
 
     #[test]

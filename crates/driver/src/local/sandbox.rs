@@ -131,6 +131,15 @@ impl Sandbox for LocalSandbox {
         self.signal(Signal::CONT);
     }
 
+    async fn freeze(&self) -> Result<(), DriverError> {
+        let (own, id) = (Arc::clone(&self.sandboxes), self.id.clone());
+        blocking(move || own.cgroups.group(&id).freeze()).await
+    }
+
+    async fn thaw(&self) -> Result<(), DriverError> {
+        self.cgroup.thaw()
+    }
+
     async fn died(&self) {
         // Whoever asks for the first time must not have to wait for the reactor to look.
         if !self.is_over() {
@@ -144,6 +153,8 @@ impl Sandbox for LocalSandbox {
             Err(rustix::io::Errno::SRCH) => {}
             done => done.map_err(DriverError::step("kill", self.id.to_string()))?,
         }
+        // Who is frozen in a control group of v1 dies when that is over.
+        self.cgroup.thaw()?;
         if tokio::time::timeout(DEATH_WAIT, self.died()).await.is_err() {
             return Err(DriverError::step(
                 "wait for the end of",

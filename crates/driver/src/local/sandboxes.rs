@@ -89,6 +89,17 @@ impl Sandboxes {
         (self.kind.around)(limits)
     }
 
+    /// What they lack on this machine, one sentence each.
+    pub(crate) fn weaker(&self) -> Vec<String> {
+        let mut weaker = self.machine.weaker();
+        if !self.cgroups.can_freeze() {
+            weaker.push(
+                "sessions cannot be paused: there is no freezer of control groups; `mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer` and start the server again".to_owned(),
+            );
+        }
+        weaker
+    }
+
     /// Whether each has a kernel of its own.
     pub(super) fn has_kernel(&self) -> bool {
         self.kind.has_kernel

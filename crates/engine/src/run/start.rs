@@ -11,7 +11,7 @@ use crate::metrics::{self, RunEnd};
 use crate::sessions::Owned;
 use crate::{Error, Sessions, secrets};
 use bytes::Bytes;
-use k8e_model::{Command, Env, Principal, Program, SecretValue, SessionSpec, WORKSPACE};
+use k8e_model::{Command, Principal, Program, SecretValue, Session, SessionSpec, WORKSPACE};
 use k8e_store::Store;
 use k8e_wire::proto::{self, EnvVar, exec, reply, request};
 use serde_json::json;
@@ -21,6 +21,11 @@ use tokio::time::Instant;
 
 /// How often a tenant's session is looked for when the one found turns out to be dead.
 pub(crate) const TENANT_TRIES: usize = 3;
+
+/// What every command of a sub-agent has in its environment: its session, by which its processes are
+/// found, and its parent's.
+pub(crate) const SESSION_VARIABLE: &str = "K8E_SESSION_ID";
+const PARENT_VARIABLE: &str = "K8E_PARENT_SESSION_ID";
 
 /// Of a program's name in an event or an error.
 const SHOWN_BYTES_MAX: usize = 256;
@@ -115,7 +120,7 @@ impl Sessions {
                 let Error::GuestGone(_) = error else {
                     return Err(error);
                 };
-                shared.end(&live, "died", "the sandbox's agent is gone");
+                shared.end_sandbox(&live, "died", "the sandbox's agent is gone");
                 return Err(if created { error } else { live.gone() });
             }
         };
@@ -145,7 +150,7 @@ impl Sessions {
 async fn start_call(store: &Store, used: Use, command: &Command) -> Result<(Call, i32), Error> {
     let session = &used.live.record;
     let secrets = secrets::resolve(store, session).await?;
-    let request = request::Call::Exec(exec(&session.env, &secrets, command));
+    let request = request::Call::Exec(exec(session, &secrets, command));
     let mut call = Call::start(used, request, "run".to_owned()).await?;
     match call.any_reply().await? {
         reply::Reply::Started(proto::Started { pid }) if pid > 0 => Ok((call, pid)),
@@ -155,18 +160,26 @@ async fn start_call(store: &Store, used: Use, command: &Command) -> Result<(Call
 }
 
 /// What the guest is told. Secrets go over the session's environment, the command's own over both.
+/// What tells a sub-agent's processes from others goes over everything.
 pub(crate) fn exec(
-    session: &Env,
+    session: &Session,
     secrets: &[(String, SecretValue)],
     command: &Command,
 ) -> proto::Exec {
     fn plain<'a>((name, value): (&'a str, &'a str)) -> (&'a str, &'a [u8]) {
         (name, value.as_bytes())
     }
-    let mut env: BTreeMap<&str, &[u8]> = session.iter().map(plain).collect();
+    let mut env: BTreeMap<&str, &[u8]> = session.env.iter().map(plain).collect();
     let secrets = secrets.iter();
     env.extend(secrets.map(|(name, value)| (name.as_str(), value.reveal())));
     env.extend(command.env.iter().map(plain));
+    let cwd = session.sub_agent.as_ref().map(|sub| {
+        env.extend([
+            (SESSION_VARIABLE, session.id.as_str().as_bytes()),
+            (PARENT_VARIABLE, sub.parent.as_str().as_bytes()),
+        ]);
+        sub.cwd.as_str()
+    });
     let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
     let program = match &command.program {
         Program::Argv(args) => exec::Program::Argv(proto::Argv {
@@ -192,7 +205,7 @@ pub(crate) fn exec(
                 value: Bytes::copy_from_slice(value),
             })
             .collect(),
-        cwd: bytes(command.cwd.as_deref().unwrap_or(WORKSPACE)),
+        cwd: bytes(command.cwd.as_deref().or(cwd).unwrap_or(WORKSPACE)),
         user: command.user.clone().unwrap_or_default(),
         // A timeout under a millisecond is still one: 0 would be none.
         timeout_ms: command.timeout.map_or(0, |t| {

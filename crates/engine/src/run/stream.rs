@@ -9,10 +9,11 @@ use crate::Error;
 use crate::guest::{DEATH_NEWS_TIMEOUT, hung_up, misbehaved};
 use crate::live::left_active;
 use crate::metrics::{self, RunEnd};
-use k8e_model::Outcome;
+use k8e_model::{Outcome, Phase};
 use k8e_wire::proto::{Exited, reply};
 use serde_json::{Value, json};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// A guest kills a command at its timeout at once; on a machine under load it may take a while.
@@ -99,23 +100,33 @@ impl Run {
 
     /// The guest is given up when the command's time and the grace are over *and* it was silent
     /// for as long as the grace: a slow reader's run is over long before its output is read.
+    ///
+    /// One that is paused is silent, and gets the grace anew when it is resumed.
     async fn wait(&mut self) -> Turn {
-        let since = *self.waiting_since.get_or_insert_with(Instant::now);
-        let give_up = self
-            .timeout
-            .map(|own| (self.started + own).max(since) + GRACE);
+        let waiting = *self.waiting_since.get_or_insert_with(Instant::now);
         let Some(call) = self.call.as_mut() else {
             return Turn::HungUp;
         };
-        tokio::select! {
-            biased;
-            () = left_active(&mut call.phases) => Turn::SessionGone,
-            reply = call.replies.next() => match reply {
-                Ok(reply) => Turn::Reply(reply),
-                Err(e) if hung_up(&e) => Turn::HungUp,
-                Err(e) => Turn::Broken(e.to_string()),
-            },
-            () = reached(give_up) => Turn::Silent,
+        loop {
+            let paused = *call.phases.borrow_and_update() == Phase::Paused;
+            let since = self.live.resumed().map_or(waiting, |at| at.max(waiting));
+            let give_up = self
+                .timeout
+                .filter(|_| !paused)
+                .map(|own| (self.started + own).max(since) + GRACE);
+            return tokio::select! {
+                biased;
+                over = changed(&mut call.phases, paused) => match over {
+                    true => Turn::SessionGone,
+                    false => continue,
+                },
+                reply = call.replies.next() => match reply {
+                    Ok(reply) => Turn::Reply(reply),
+                    Err(e) if hung_up(&e) => Turn::HungUp,
+                    Err(e) => Turn::Broken(e.to_string()),
+                },
+                () = reached(give_up) => Turn::Silent,
+            };
         }
     }
 
@@ -212,7 +223,7 @@ impl Run {
             "guest_unresponsive",
             json!({ "what": what }),
         );
-        self.shared.end(
+        self.shared.end_sandbox(
             &self.live,
             "destroyed",
             &format!("its agent was unresponsive: {what}"),
@@ -268,6 +279,17 @@ impl Drop for Run {
             self.over(RunEnd::Cancelled, json!({ "status": "cancelled" }));
         }
     }
+}
+
+/// Resolves when a session is paused that was not, or the other way round, and when it is over:
+/// says whether it is.
+async fn changed(phases: &mut watch::Receiver<Phase>, paused: bool) -> bool {
+    let news = |phase: &Phase| phase.is_ending() || (*phase == Phase::Paused) != paused;
+    // A closed channel means that the session is gone too.
+    phases
+        .wait_for(news)
+        .await
+        .map_or(true, |phase| phase.is_ending())
 }
 
 /// Resolves at the given time, or never.

@@ -120,7 +120,7 @@ impl Shared {
     /// Frees what its guest keeps. One that does not hear of it ends with its session.
     async fn forget_run(&self, kept: &Kept, run: &BackgroundRun) {
         let forgotten = async {
-            let used = kept.live.begin(Purpose::Call, 0, &self.recorder)?;
+            let used = kept.live.begin_anyway(Purpose::Call, &self.recorder)?;
             let id = run.id.to_string();
             let request = request::Call::ForgetRun(ForgetRun { id });
             let mut call = Call::start(used, request, "forget a run".to_owned()).await?;

@@ -13,7 +13,9 @@ use crate::recorder::now_ms;
 use crate::run::{Begun, Run, TENANT_TRIES, exec, refused, shown};
 use crate::sessions::Shared;
 use crate::{Error, RunRequest, RunTarget, Sessions, secrets};
-use k8e_model::{BACKGROUND_OUTPUT_BYTES_MAX, BackgroundRun, Command, Principal, RuntimeKind};
+use k8e_model::{
+    BACKGROUND_OUTPUT_BYTES_MAX, BackgroundRun, Command, Phase, Principal, RuntimeKind,
+};
 use k8e_wire::proto::{AttachRun, ErrorCode, StartRun, Started, reply, request};
 use serde_json::json;
 use std::sync::Arc;
@@ -115,10 +117,9 @@ impl Shared {
     pub(crate) async fn resume_runs(self: &Arc<Self>) -> Result<(), Error> {
         for run in self.store.unended_runs().await? {
             let live = self.find_any(&run.session);
-            let used = live.as_ref().and_then(|live| {
-                live.begin(Purpose::Background, usize::MAX, &self.recorder)
-                    .ok()
-            });
+            let used = live
+                .as_ref()
+                .and_then(|live| live.begin_anyway(Purpose::Background, &self.recorder).ok());
             match live.zip(used) {
                 Some((live, used)) => {
                     let kept = self.background.add(live, run);
@@ -157,7 +158,7 @@ async fn begin(
             let Error::GuestGone(_) = error else {
                 return Err(error);
             };
-            shared.end(&live, "died", "the sandbox's agent is gone");
+            shared.end_sandbox(&live, "died", "the sandbox's agent is gone");
             return Err(live.gone());
         }
     };
@@ -192,7 +193,7 @@ async fn start_call(
     let secrets = secrets::resolve(&shared.store, session).await?;
     let request = request::Call::StartRun(StartRun {
         id: record.id.to_string(),
-        exec: Some(exec(&session.env, &secrets, command)),
+        exec: Some(exec(session, &secrets, command)),
     });
     let mut call = Call::start(used, request, "run".to_owned()).await?;
     match call.any_reply().await? {
@@ -209,6 +210,9 @@ async fn resume(shared: Arc<Shared>, kept: Arc<Kept>, used: Use) {
         now: false,
     });
     let attached = async {
+        // A guest that is paused takes calls and answers none; they would pile up.
+        let mut phases = live.phases();
+        phases.wait_for(|phase| *phase != Phase::Paused).await.ok();
         let mut call = Call::start(used, request, "follow a run".to_owned()).await?;
         match call.any_reply().await? {
             reply::Reply::Started(Started { pid }) if pid > 0 => Ok((call, pid)),

@@ -61,6 +61,7 @@ impl Sessions {
         if let Some(kept) = self.shared.background.find(who, id)
             && !kept.is_over()
         {
+            kept.live.check_awake()?;
             match attach(&self.shared, &kept, false).await {
                 Ok(call) => {
                     let source = Some(Source::Live {
@@ -180,10 +181,10 @@ pub(super) async fn read_so_far(shared: &Shared, kept: &Kept) -> Result<(SoFar, 
     }
 }
 
-/// The call, once the guest says that there is such a run.
+/// The call, once the guest says that there is such a run. One that is paused is waited for.
 async fn attach(shared: &Shared, kept: &Kept, now: bool) -> Result<Call, Error> {
     let id = kept.id().to_string();
-    let used = kept.live.begin(Purpose::Call, 0, &shared.recorder)?;
+    let used = kept.live.begin_anyway(Purpose::Call, &shared.recorder)?;
     let what = format!("follow run {id}");
     let request = request::Call::AttachRun(AttachRun { id, now });
     let mut call = Call::start(used, request, what).await?;

@@ -99,7 +99,7 @@ impl Shared {
         check_ceiling(&spec.limits, &self.config.limits_max)?;
         let id = spec.id.unwrap_or_else(SessionId::random);
         // Whoever is refused must not cost a warm sandbox.
-        self.has_place(&self.index(), &id, who)?;
+        self.has_place(&self.index(), &id, who.name())?;
         let claimed = self
             .pools
             .claim(&spec.template, driver.kind(), &spec.limits);
@@ -125,10 +125,11 @@ impl Shared {
                 .unwrap_or_else(|| self.config.egress_default.clone()),
             created_at: now,
             last_used: now,
+            sub_agent: None,
         };
         let live = Arc::new(Live::new(record));
         let mut index = self.index();
-        if let Err(error) = self.has_place(&index, &live.record.id, who) {
+        if let Err(error) = self.has_place(&index, &live.record.id, who.name()) {
             drop(index);
             // Somebody was quicker.
             if let Some(claimed) = claimed {
@@ -147,15 +148,16 @@ impl Shared {
             }
             None => Origin::Cold(driver),
         };
-        let owned = Owned {
-            shared: Arc::clone(self),
-            live: Some(live),
-        };
-        Ok((owned, origin))
+        Ok((Owned::new(self, live), origin))
     }
 
     /// Whether there is room for a session of that name and owner.
-    fn has_place(&self, index: &Index, id: &SessionId, who: &Principal) -> Result<(), Error> {
+    pub(super) fn has_place(
+        &self,
+        index: &Index,
+        id: &SessionId,
+        owner: &str,
+    ) -> Result<(), Error> {
         if index.sessions.contains_key(id) {
             return Err(Error::SessionExists(id.clone()));
         }
@@ -164,7 +166,7 @@ impl Shared {
             return Err(Error::SessionsFull { max });
         }
         let max = self.config.sessions_per_owner_max;
-        let own = |other: &&Arc<Live>| other.record.owner == who.name();
+        let own = |other: &&Arc<Live>| other.record.owner == owner;
         // Counted only where it can matter: claims are quick, and sessions may be many.
         if max < index.sessions.len() + 1 && index.sessions.values().filter(own).count() >= max {
             return Err(Error::OwnerFull { max });
@@ -221,6 +223,17 @@ impl Origin {
 // === impl Owned ===
 
 impl Owned {
+    pub(super) fn new(shared: &Arc<Shared>, live: Arc<Live>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            live: Some(live),
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     pub(crate) fn live(&self) -> &Arc<Live> {
         self.live
             .as_ref()
@@ -345,7 +358,7 @@ async fn cold(
     open(shared, live, Start::Cold)
 }
 
-async fn write_down(shared: &Shared, record: &Session) -> Result<(), Error> {
+pub(super) async fn write_down(shared: &Shared, record: &Session) -> Result<(), Error> {
     shared.store.insert_session(record).await.map_err(|e| {
         if matches!(e, StoreError::Exists(_)) {
             Error::SessionExists(record.id.clone())
@@ -365,7 +378,7 @@ pub(crate) async fn greet(sandbox: &dyn Sandbox) -> Result<(), Error> {
 }
 
 /// From here on it can be used.
-fn open(shared: &Arc<Shared>, live: &Arc<Live>, start: Start) -> Result<(), Error> {
+pub(super) fn open(shared: &Arc<Shared>, live: &Arc<Live>, start: Start) -> Result<(), Error> {
     if !live.activate() {
         return Err(live.gone());
     }

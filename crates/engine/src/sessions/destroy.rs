@@ -28,6 +28,12 @@ impl Sessions {
         let mut phases = live.phases();
         // One that is being made is first made: nothing else knows how far its launch is.
         phases.wait_for(|phase| *phase > Phase::Creating).await.ok();
+        // What a sub-agent started can be ended only while its sandbox runs.
+        if live.parent().is_some()
+            && let Err(paused) = live.check_awake()
+        {
+            return audit.end(Err(paused));
+        }
         self.shared
             .end(&live, "destroyed", "its owner destroyed it");
         audit.end(live.ended().await)
@@ -49,6 +55,19 @@ impl Shared {
             .spawn(async move { shared.finish_end(&live, event, reason).await });
     }
 
+    /// Ends a session because of its sandbox: of a sub-agent that is its parent's, who ends with it.
+    pub(crate) fn end_sandbox(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        event: &'static str,
+        reason: &str,
+    ) {
+        if let Some(parent) = live.parent() {
+            self.end(parent, event, reason);
+        }
+        self.end(live, event, reason);
+    }
+
     async fn finish_end(
         self: Arc<Self>,
         live: &Arc<Live>,
@@ -62,13 +81,15 @@ impl Shared {
         };
         let id = &live.record.id;
         self.record_phase(id, Phase::Terminating, &reason).await;
-        self.forget_terminals(live).await;
-        // Sockets of ours hold its network.
-        live.set_gate(None);
-        let failure = match live.sandbox() {
-            Some(sandbox) => remove(sandbox).await.err().map(|e| chain(&e)),
-            None => None,
+        self.end_sub_agents(live).await;
+        let failure = match live.parent() {
+            Some(parent) => {
+                self.end_inside(live, parent).await;
+                None
+            }
+            None => remove_sandbox(live).await.err().map(|e| chain(&e)),
         };
+        self.forget_terminals(live).await;
         if let Some(failure) = &failure {
             tracing::error!(session = %id, sandbox = %live.record.sandbox, failure, "removing a sandbox failed");
             reason = format!(
@@ -81,6 +102,9 @@ impl Shared {
             .event(record, event, json!({ "reason": reason }));
         self.store.close_transcript(&record.sandbox);
         self.index().remove(live);
+        if let Some(parent) = live.parent() {
+            parent.disown(live);
+        }
         live.finish_end(failure);
         self.trim().await;
     }
@@ -98,6 +122,17 @@ impl Shared {
         if let Err(e) = self.store.set_phase(id, phase, reason, now_ms()).await {
             tracing::warn!(session = %id, phase = phase.as_str(), error = chain(&e), "a phase cannot be written");
         }
+    }
+}
+
+/// Removes a session's own sandbox, once nobody freezes it.
+async fn remove_sandbox(live: &Live) -> Result<(), DriverError> {
+    let _turn = live.pause_turn().await;
+    // Sockets of ours hold its network.
+    live.set_gate(None);
+    match live.sandbox() {
+        Some(sandbox) => remove(sandbox).await,
+        None => Ok(()),
     }
 }
 

@@ -39,6 +39,13 @@ impl Sessions {
         policy: EgressPolicy,
     ) -> Result<EgressPolicy, Error> {
         let live = self.live(who, id).await?;
+        if let Some(parent) = live.parent() {
+            return Err(Error::SharedWithParent {
+                id: id.clone(),
+                parent: parent.record.id.clone(),
+                what: "network",
+            });
+        }
         let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
             return Err(Error::Stopping);
         };

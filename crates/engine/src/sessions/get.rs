@@ -163,10 +163,14 @@ impl Sessions {
 
     pub(crate) fn view(&self, live: &Live) -> SessionView {
         let session = live.snapshot();
+        let above = live.parent().map(|parent| parent.snapshot());
         SessionView {
-            expires_at: session
-                .lifetime
-                .ends_at_ms(session.created_at, session.last_used),
+            // A sub-agent ends with its parent, too.
+            expires_at: [Some(&session), above.as_ref()]
+                .into_iter()
+                .flatten()
+                .filter_map(ends_at)
+                .min(),
             limit_events: live.limit_events(),
             network: session.egress.in_words(),
             background_runs: live.background_runs(),
@@ -187,6 +191,15 @@ impl Sessions {
             },
         }
     }
+}
+
+/// While it is paused only its ttl counts.
+fn ends_at(session: &Session) -> Option<UnixMillis> {
+    let mut lifetime = session.lifetime;
+    if session.phase == Phase::Paused {
+        lifetime.idle = None;
+    }
+    lifetime.ends_at_ms(session.created_at, session.last_used)
 }
 
 fn runtime(kind: RuntimeKind, probe: &Probe) -> RuntimeStatus {

@@ -4,7 +4,7 @@ use super::Shared;
 use super::create::HELLO_TIMEOUT;
 use crate::Error;
 use crate::error::chain;
-use crate::live::{Live, left_active};
+use crate::live::{Live, left_active, within};
 use crate::metrics;
 use crate::recorder::now_ms;
 use futures::StreamExt as _;
@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 /// Sandboxes that are taken over at once, and guests that are greeted at once.
 const ADOPTED_AT_ONCE: usize = 16;
@@ -33,6 +33,9 @@ impl Shared {
     /// not keep a server from opening its doors. They are greeted behind its back.
     pub(super) async fn recover(self: &Arc<Self>) -> Result<(), Error> {
         let records = self.store.unended_sessions(now_ms()).await?;
+        let (children, records): (Vec<_>, Vec<_>) = records
+            .into_iter()
+            .partition(|record| record.sub_agent.is_some());
         let found = futures::stream::iter(records)
             .map(|record| self.recover_one(record))
             .buffer_unordered(ADOPTED_AT_ONCE);
@@ -46,7 +49,15 @@ impl Shared {
             .map(|live| live.record.sandbox.clone())
             .collect();
         self.sweep(&keep).await;
-        self.runtime.spawn(greet_all(Arc::clone(self), adopted));
+        for child in children {
+            self.recover_sub_agent(child).await?;
+        }
+        // Who is paused does not answer.
+        let awake = adopted
+            .into_iter()
+            .filter(|live| live.phase() != Phase::Paused)
+            .collect();
+        self.runtime.spawn(greet_all(Arc::clone(self), awake));
         Ok(())
     }
 
@@ -65,10 +76,14 @@ impl Shared {
     }
 
     /// The session, when it goes on.
-    async fn recover_one(self: &Arc<Self>, record: Session) -> Result<Option<Arc<Live>>, Error> {
+    async fn recover_one(
+        self: &Arc<Self>,
+        mut record: Session,
+    ) -> Result<Option<Arc<Live>>, Error> {
         let id = record.id.clone();
         match self.try_adopt(&record).await {
-            Ok(sandbox) => {
+            Ok((sandbox, phase)) => {
+                record.phase = phase;
                 let live = Arc::new(Live::new(record));
                 live.set_sandbox(sandbox);
                 let applied = self.apply_egress(&live, &live.record.egress).await;
@@ -87,25 +102,60 @@ impl Shared {
                 Ok(Some(live))
             }
             Err(reason) => {
-                self.store
-                    .set_phase(&id, Phase::Ended, &reason, now_ms())
-                    .await?;
-                self.recorder
-                    .event(&record, "ended", json!({ "reason": reason }));
-                metrics::ended(record.runtime, "ended");
+                self.record_end(&record, &reason).await?;
                 Ok(None)
             }
         }
     }
 
-    /// Its sandbox, or why its session is over.
-    async fn try_adopt(&self, record: &Session) -> Result<Arc<dyn Sandbox>, String> {
+    /// A sub-agent goes on when its parent does, and is as that is.
+    async fn recover_sub_agent(self: &Arc<Self>, mut record: Session) -> Result<(), Error> {
+        let parent = record.sub_agent.as_ref().map(|sub| &sub.parent);
+        let parent = parent.and_then(|parent| self.find_any(parent));
+        let Some(parent) = parent.filter(|parent| {
+            parent.record.owner == record.owner
+                && parent.parent().is_none()
+                && !parent.phase().is_ending()
+        }) else {
+            return self
+                .record_end(&record, "its parent was gone when the server came back")
+                .await;
+        };
+        let was = std::mem::replace(&mut record.phase, parent.phase());
+        let live = Arc::new(Live::new_child(record, &parent));
+        parent.adopt_again(&live);
+        let id = live.record.id.clone();
+        self.index().sessions.insert(id, Arc::clone(&live));
+        self.recorder.event(&live.record, "recovered", json!({}));
+        metrics::recovered(live.record.runtime);
+        self.publish(&live);
+        if was.is_ending() {
+            // What it started may still be there.
+            let reason = "the server stopped while it was being removed";
+            self.end(&live, "ended", reason);
+        }
+        Ok(())
+    }
+
+    /// Writes down that a session did not come through.
+    async fn record_end(&self, record: &Session, reason: &str) -> Result<(), Error> {
+        self.store
+            .set_phase(&record.id, Phase::Ended, reason, now_ms())
+            .await?;
+        self.recorder
+            .event(record, "ended", json!({ "reason": reason }));
+        metrics::ended(record.runtime, "ended");
+        Ok(())
+    }
+
+    /// Its sandbox and what its phase is now, or why its session is over.
+    async fn try_adopt(&self, record: &Session) -> Result<(Arc<dyn Sandbox>, Phase), String> {
         match record.phase {
             Phase::Creating => return Err("the server stopped while it was being made".to_owned()),
             Phase::Terminating | Phase::Ended => {
                 return Err("the server stopped while it was being removed".to_owned());
             }
-            Phase::Active => {}
+            Phase::Active | Phase::Paused => {}
         }
         let Some(driver) = self.driver(record.runtime) else {
             return Err(format!(
@@ -114,7 +164,10 @@ impl Shared {
             ));
         };
         match driver.adopt(&record.sandbox).await {
-            Ok(Some(sandbox)) => Ok(sandbox.into()),
+            Ok(Some(sandbox)) => {
+                let phase = self.settle(&record.id, record.phase, &*sandbox).await?;
+                Ok((sandbox.into(), phase))
+            }
             Ok(None) => Err("the sandbox was gone when the server came back".to_owned()),
             Err(e) => Err(format!(
                 "the sandbox could not be taken over when the server came back: {}",
@@ -130,11 +183,12 @@ impl Shared {
             return;
         };
         let mut phases = live.phases();
+        let (paused, mut left) = (phases.clone(), HELLO_TIMEOUT);
         let answer = tokio::select! {
             () = left_active(&mut phases) => return,
-            answer = timeout(HELLO_TIMEOUT, hello(sandbox.guest())) => answer,
+            answer = within(&paused, &mut left, hello(sandbox.guest())) => answer,
         };
-        if !matches!(answer, Ok(Ok(()))) {
+        if !matches!(answer, Some(Ok(()))) {
             let reason = "its agent did not answer when the server came back";
             self.end(&live, "ended", reason);
         }

@@ -1,7 +1,8 @@
-//! Pauses sandboxes in which nothing runs, where idling costs CPU: the kernel inside a gVisor
-//! sandbox keeps itself busy, and a hundred of them keep the machine busy. The next use resumes.
+//! Has sandboxes rest in which nothing runs, where idling costs CPU: the kernel inside a gVisor
+//! sandbox keeps itself busy, and a hundred of them keep the machine busy. The next use wakes
+//! it. That is nobody's business but the server's: a session that its owner paused is another thing.
 //!
-//! Only what the guest says runs nothing is paused: a server that an agent left in the background
+//! Only what the guest says runs nothing is put to rest: a server that an agent left in the background
 //! keeps serving.
 
 use super::Shared;
@@ -42,7 +43,7 @@ pub(super) async fn rest(shared: Arc<Shared>) {
         let quiet = futures::stream::iter(sessions.into_iter().filter_map(quiet));
         let settle = |(live, since): (Arc<Live>, Instant)| async move {
             if runs_nothing(&live).await {
-                live.pause(since);
+                live.rest(since);
             } else {
                 live.look_again(now + LOOK_AGAIN);
             }
@@ -51,7 +52,7 @@ pub(super) async fn rest(shared: Arc<Shared>) {
     }
 }
 
-/// Whether there is no process in it but the guest. Its word is enough: who lies pauses itself.
+/// Whether there is no process in it but the guest. Its word is enough: who lies stops itself.
 async fn runs_nothing(live: &Live) -> bool {
     let Some(sandbox) = live.sandbox() else {
         return false;

@@ -122,7 +122,7 @@ impl Shared {
             Err(error) => {
                 self.forget_terminal(&record.id).await;
                 if let Error::GuestGone(_) = error {
-                    self.end(&live, "died", "the sandbox's agent is gone");
+                    self.end_sandbox(&live, "died", "the sandbox's agent is gone");
                     return Err(live.gone());
                 }
                 return Err(error);
@@ -200,7 +200,7 @@ impl Shared {
         let secrets = secrets::resolve(&self.store, &live.record).await?;
         let create = request::Call::CreateTerminal(CreateTerminal {
             id: record.id.to_string(),
-            exec: Some(exec(&live.record.env, &secrets, &request.command)),
+            exec: Some(exec(&live.record, &secrets, &request.command)),
             rows: request.rows.into(),
             cols: request.cols.into(),
         });

@@ -15,11 +15,13 @@ mod history;
 mod hostile;
 mod keys;
 mod lifecycle;
+mod pause;
 mod pool;
 mod recovery;
 mod run;
 mod secrets;
 mod snapshots;
+mod sub_agents;
 mod tenants;
 mod terminals;
 

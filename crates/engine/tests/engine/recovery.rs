@@ -25,6 +25,7 @@ fn record(id: &str, phase: Phase) -> Session {
         egress: k8e_model::EgressPolicy::None,
         created_at: 0,
         last_used: 0,
+        sub_agent: None,
     }
 }
 

@@ -87,6 +87,37 @@ pub(super) async fn destroy(
     Ok(v1::DestroySessionResponse {})
 }
 
+pub(super) async fn pause(
+    sessions: &Sessions,
+    who: &Principal,
+    request: &v1::PauseSessionRequest,
+) -> Result<v1::Session, Status> {
+    let id = convert::session_id(&request.session_id).map_err(model_status)?;
+    let paused = sessions.pause(who, &id).await;
+    paused.map(session).map_err(engine_status)
+}
+
+pub(super) async fn resume(
+    sessions: &Sessions,
+    who: &Principal,
+    request: &v1::ResumeSessionRequest,
+) -> Result<v1::Session, Status> {
+    let id = convert::session_id(&request.session_id).map_err(model_status)?;
+    let resumed = sessions.resume(who, &id).await;
+    resumed.map(session).map_err(engine_status)
+}
+
+pub(super) async fn create_sub_agent(
+    sessions: &Sessions,
+    who: &Principal,
+    request: &v1::CreateSubAgentRequest,
+) -> Result<v1::Session, Status> {
+    let parent = convert::session_id(&request.parent_session_id).map_err(model_status)?;
+    let spec = convert::sub_agent_spec(request).map_err(model_status)?;
+    let made = sessions.create_sub_agent(who, &parent, spec).await;
+    made.map(session).map_err(engine_status)
+}
+
 pub(super) async fn processes(
     sessions: &Sessions,
     who: &Principal,

@@ -32,6 +32,25 @@ async fn every_call(client: &Client, id: &str) -> Vec<(&'static str, Status)> {
         }
     );
     refuses!(
+        pause_session,
+        v1::PauseSessionRequest {
+            session_id: session_id.clone()
+        }
+    );
+    refuses!(
+        resume_session,
+        v1::ResumeSessionRequest {
+            session_id: session_id.clone()
+        }
+    );
+    refuses!(
+        create_sub_agent,
+        v1::CreateSubAgentRequest {
+            parent_session_id: session_id.clone(),
+            ..Default::default()
+        }
+    );
+    refuses!(
         update_allowed_hosts,
         v1::UpdateAllowedHostsRequest {
             session_id: session_id.clone(),

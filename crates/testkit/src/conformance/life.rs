@@ -124,3 +124,91 @@ pub async fn nothing_is_shared(lab: &mut Lab) {
     let new = |line: &&str| line.contains("k8e") && !before.contains(line);
     assert_eq!(after.lines().find(new), None);
 }
+
+/// Counts as fast as it can, in a file: what a busy program looks like.
+const COUNTER: &str =
+    "setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /workspace/n; done' >/dev/null 2>&1 &";
+
+/// How far the counter is, once it is written whole.
+async fn counted(cell: &Cell) -> u64 {
+    loop {
+        let text = cell.sh("cat /workspace/n 2>/dev/null").await;
+        if let Ok(n) = text.out().trim().parse() {
+            return n;
+        }
+    }
+}
+
+/// Nothing runs until it is thawed, whoever's server that is; then everything goes on where it was.
+pub async fn frozen_is_frozen(lab: &mut Lab) {
+    let Cell { id, sandbox } = {
+        let cell = lab.launch().await;
+        cell.sh(COUNTER).await;
+        assert!(counted(&cell).await > 0);
+        cell
+    };
+    sandbox.freeze().await.expect("frozen");
+    sandbox.freeze().await.expect("frozen twice");
+    let answer = tokio::time::timeout(Duration::from_millis(300), sandbox.guest().hello()).await;
+    assert!(answer.is_err(), "its guest answers");
+    drop(sandbox);
+    lab.restart();
+    let sandbox = lab.driver.adopt(&id).await.expect("adopted");
+    let sandbox = sandbox.expect("it lives");
+    let answer = tokio::time::timeout(Duration::from_millis(300), sandbox.guest().hello()).await;
+    assert!(answer.is_err(), "a restart thawed it");
+    sandbox.thaw().await.expect("thawed");
+    sandbox.thaw().await.expect("thawed twice");
+    let cell = Cell { id, sandbox };
+    let before = counted(&cell).await;
+    while counted(&cell).await <= before {}
+    cell.sandbox.freeze().await.expect("frozen");
+    let used = cpu_ticks(&cell);
+    assert!(
+        used.len() > 1,
+        "its processes are looked for in the wrong place"
+    );
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(cpu_ticks(&cell), used, "something in it runs");
+    cell.sandbox.thaw().await.expect("thawed");
+    cell.sandbox.destroy().await.expect("destroyed");
+}
+
+/// CPU time of every process of a sandbox, in ticks, as the machine sees them: they say in which
+/// control group they are, and that has the sandbox's name.
+fn cpu_ticks(cell: &Cell) -> Vec<(String, u64)> {
+    let ticks = |pid: String| {
+        let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        groups.contains(cell.id.as_str()).then_some(())?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let field = |n: usize| fields.get(n)?.parse::<u64>().ok();
+        // The 14th and 15th of the line; the state is the third.
+        Some((pid, field(11)? + field(12)?))
+    };
+    let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut all: Vec<_> = names.filter_map(ticks).collect();
+    all.sort();
+    all
+}
+
+/// What is frozen can be removed like anything else.
+pub async fn frozen_is_destroyed(lab: &mut Lab) {
+    let cell = lab.launch().await;
+    cell.sh(COUNTER).await;
+    cell.sandbox.freeze().await.expect("frozen");
+    cell.sandbox.destroy().await.expect("destroyed");
+    lab.no_traces().await;
+}
+
+/// Also by who does not know that it is.
+pub async fn frozen_is_swept(lab: &mut Lab) {
+    let cell = lab.launch().await;
+    cell.sh(COUNTER).await;
+    cell.sandbox.freeze().await.expect("frozen");
+    lab.restart();
+    let swept = lab.driver.sweep(&HashSet::new()).await.expect("swept");
+    assert_eq!(swept, [cell.id]);
+    lab.no_traces().await;
+}

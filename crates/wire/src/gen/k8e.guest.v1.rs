@@ -3,7 +3,7 @@
 pub struct Request {
     #[prost(
         oneof = "request::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 30"
     )]
     pub call: ::core::option::Option<request::Call>,
 }
@@ -55,6 +55,8 @@ pub mod request {
         EndTerminal(super::EndTerminal),
         #[prost(message, tag = "22")]
         ListTerminals(super::ListTerminals),
+        #[prost(message, tag = "30")]
+        EndProcesses(super::EndProcesses),
     }
 }
 /// What the host sends after the Request of Exec and WriteFile.
@@ -475,6 +477,13 @@ pub struct Process {
 pub struct ProcessList {
     #[prost(message, repeated, tag = "1")]
     pub processes: ::prost::alloc::vec::Vec<Process>,
+}
+/// Kills every process that was started with this in its environment, and what it started since.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndProcesses {
+    /// NAME=value.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub env: ::prost::bytes::Bytes,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
