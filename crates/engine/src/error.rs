@@ -179,6 +179,9 @@ pub enum Error {
         /// For which variable.
         env_var: String,
     },
+    /// Services cannot be visited.
+    #[error("this server has no door for exposed services: start it with --expose-listen")]
+    NoExposeDoor,
     /// The server stops.
     #[error("the server is stopping: try again when it is back")]
     Stopping,
@@ -207,9 +210,10 @@ impl Error {
             | Self::SessionBusy { .. }
             | Self::TerminalsFull { .. }
             | Self::GuestBusy(_) => Code::Exhausted,
-            Self::SessionNotReady(_) | Self::InputClosed(_) | Self::SecretMissing { .. } => {
-                Code::Precondition
-            }
+            Self::SessionNotReady(_)
+            | Self::InputClosed(_)
+            | Self::SecretMissing { .. }
+            | Self::NoExposeDoor => Code::Precondition,
             Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,
             Self::NoProgram(_) | Self::Invalid(_) => Code::Invalid,
             Self::Guest { code, .. } => *code,

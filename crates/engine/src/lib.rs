@@ -7,6 +7,7 @@
 mod audit;
 mod config;
 mod error;
+mod exposures;
 mod files;
 mod gate;
 mod guest;
@@ -26,6 +27,7 @@ mod terminals;
 pub use audit::Audit;
 pub use config::Config;
 pub use error::Error;
+pub use exposures::{EXPOSE_PATH, ExposedService, OpenPort, PortConnection};
 pub use files::{
     FileInfo, FileKind, FileLister, FileRange, FileReader, FileWriter, ListOptions, WriteOptions,
 };

@@ -46,6 +46,7 @@ struct State {
     runs: usize,
     background: usize,
     calls: usize,
+    connections: usize,
     paused: bool,
     /// When it is worth looking again whether it can be paused.
     look_at: Instant,
@@ -58,6 +59,8 @@ pub(crate) enum Purpose {
     /// A run that outlives the call that started it.
     Background,
     Call,
+    /// Somebody visits a service in it.
+    Connection,
 }
 
 /// A use of a session: while it is held the session is not idle.
@@ -89,6 +92,7 @@ impl Live {
             runs: 0,
             background: 0,
             calls: 0,
+            connections: 0,
             paused: false,
             look_at: now,
         };
@@ -261,7 +265,7 @@ impl Live {
         self.state().background
     }
 
-    /// Begins a use; `runs_max` is how many runs of that purpose there may be.
+    /// Begins a use; `runs_max` is how many runs or connections of that purpose there may be.
     pub(crate) fn begin(
         self: &Arc<Self>,
         purpose: Purpose,
@@ -283,9 +287,13 @@ impl Live {
             Purpose::Background if state.background >= runs_max => {
                 return busy("background runs", runs_max);
             }
+            Purpose::Connection if state.connections >= runs_max => {
+                return busy("connections to its services", runs_max);
+            }
             Purpose::Run => state.runs += 1,
             Purpose::Background => state.background += 1,
             Purpose::Call => state.calls += 1,
+            Purpose::Connection => state.connections += 1,
         }
         if std::mem::take(&mut state.paused)
             && let Some(sandbox) = self.sandbox()
@@ -349,7 +357,7 @@ impl Live {
 
 impl State {
     fn uses(&self) -> usize {
-        self.runs + self.background + self.calls
+        self.runs + self.background + self.calls + self.connections
     }
 }
 
@@ -362,6 +370,7 @@ impl Drop for Use {
             Purpose::Run => state.runs -= 1,
             Purpose::Background => state.background -= 1,
             Purpose::Call => state.calls -= 1,
+            Purpose::Connection => state.connections -= 1,
         }
         state.used = Instant::now();
         state.last_used = now_ms();

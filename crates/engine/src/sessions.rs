@@ -14,6 +14,7 @@ pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
 pub(crate) use create::{Owned, greet};
 pub(crate) use destroy::remove;
 
+use crate::exposures::Exposures;
 use crate::keys::Keys;
 use crate::live::Live;
 use crate::metrics;
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     pub(crate) pools: Pools,
     pub(crate) background: Background,
     pub(crate) terminals: Terminals,
+    pub(crate) exposures: Exposures,
     /// Turns to make a sandbox.
     pub(crate) launches: Semaphore,
     started_at: UnixMillis,
@@ -109,6 +111,7 @@ impl Sessions {
             pools: Pools::new(&config, &drivers, &probes),
             background: Background::default(),
             terminals: Terminals::default(),
+            exposures: Exposures::default(),
             launches: Semaphore::new(config.launches_max.max(1)),
             config,
             store,
@@ -125,6 +128,7 @@ impl Sessions {
         });
         shared.recover().await?;
         shared.restore_terminals().await?;
+        shared.restore_exposures().await?;
         shared.resume_runs().await?;
         tokio::spawn(expire::expire(Arc::clone(&shared)));
         tokio::spawn(rest::rest(Arc::clone(&shared)));

@@ -8,6 +8,7 @@ mod bounded_map;
 mod command;
 pub mod egress;
 mod error;
+mod exposure;
 mod id;
 mod key;
 mod language;
@@ -30,6 +31,7 @@ pub use egress::{
     Ipv4Net, RULES_MAX, Rule, Target,
 };
 pub use error::{Code, Error};
+pub use exposure::{Exposure, Port, ServiceHost, ServiceToken};
 pub use id::{KeyId, RunId, SandboxId, SessionId, TenantId, TerminalId};
 pub use key::{ApiKey, KeyHash};
 pub use language::Language;

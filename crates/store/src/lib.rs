@@ -1,4 +1,4 @@
-//! What survives a restart: sessions, events, runs, terminals, keys, secrets and the audit in SQL,
+//! What survives a restart: sessions, events, runs, terminals, exposed services, keys, secrets and the audit in SQL,
 //! transcripts in files.
 //!
 //! One writer connection and a few readers (SQLite has one writer anyway, so nobody ever meets
@@ -7,6 +7,7 @@
 mod audit;
 mod error;
 mod events;
+mod exposures;
 mod keys;
 mod purge;
 mod runs;

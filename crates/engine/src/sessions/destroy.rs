@@ -63,6 +63,7 @@ impl Shared {
         let id = &live.record.id;
         self.record_phase(id, Phase::Terminating, &reason).await;
         self.forget_terminals(live).await;
+        self.forget_exposures(live).await;
         // Sockets of ours hold its network.
         live.set_gate(None);
         let failure = match live.sandbox() {
