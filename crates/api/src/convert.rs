@@ -2,6 +2,7 @@
 
 mod background;
 mod egress;
+mod exposure;
 mod identity;
 mod run;
 mod secret;
@@ -10,6 +11,7 @@ mod terminal;
 
 pub use background::{background_command, background_run, run_id};
 pub use egress::{allowed_hosts, egress_flow};
+pub use exposure::{service_host, service_port};
 pub use identity::{PRINCIPAL_PREFIX, expires_in, principal_name};
 pub use run::{command, exited};
 pub use secret::{secret_name, secret_value};

@@ -246,7 +246,10 @@ mod tests {
         for (said, kept) in [
             ("a=b", "a=b; Path=/k8e/expose/s1/80/"),
             ("a=b; Path=/", "a=b; Path=/k8e/expose/s1/80/"),
-            ("a=b;PATH = /x ;HttpOnly", "a=b; HttpOnly; Path=/k8e/expose/s1/80/x"),
+            (
+                "a=b;PATH = /x ;HttpOnly",
+                "a=b; HttpOnly; Path=/k8e/expose/s1/80/x",
+            ),
             ("a=b; path=/; path=/y", "a=b; Path=/k8e/expose/s1/80/y"),
             ("a=b; path=", "a=b; Path=/k8e/expose/s1/80/"),
             ("a=b; path=x", "a=b; Path=/k8e/expose/s1/80/"),
@@ -258,7 +261,10 @@ mod tests {
                 "a=b; Path=/k8e/expose/s2/80/",
                 "a=b; Path=/k8e/expose/s1/80/k8e/expose/s2/80/",
             ),
-            ("a=b; Path=/k8e/expose/s1/800/", "a=b; Path=/k8e/expose/s1/80/k8e/expose/s1/800/"),
+            (
+                "a=b; Path=/k8e/expose/s1/800/",
+                "a=b; Path=/k8e/expose/s1/80/k8e/expose/s1/800/",
+            ),
         ] {
             assert_eq!(cookie(said).as_deref(), Some(kept), "{said}");
         }
@@ -303,7 +309,10 @@ mod tests {
     #[test]
     fn what_connection_names_is_removed() {
         let mut headers = HeaderMap::new();
-        headers.insert(CONNECTION, HeaderValue::from_static("x-a, close,Content-Length"));
+        headers.insert(
+            CONNECTION,
+            HeaderValue::from_static("x-a, close,Content-Length"),
+        );
         headers.insert("x-a", HeaderValue::from_static("1"));
         headers.insert("keep-alive", HeaderValue::from_static("timeout=5"));
         headers.insert(CONTENT_LENGTH, HeaderValue::from_static("5"));

@@ -120,12 +120,7 @@ async fn ask(
 }
 
 /// Carries what both say from here on, whatever that is.
-fn join(
-    visitor: OnUpgrade,
-    service: OnUpgrade,
-    answer: Response<Incoming>,
-    held: Held,
-) -> Answer {
+fn join(visitor: OnUpgrade, service: OnUpgrade, answer: Response<Incoming>, held: Held) -> Answer {
     tokio::spawn(async move {
         let _held = held;
         let Ok((visitor, service)) = tokio::try_join!(visitor, service) else {

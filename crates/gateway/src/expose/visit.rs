@@ -220,7 +220,10 @@ mod tests {
         assert_eq!(split_query(None), (String::new(), vec![]));
         assert_eq!(split("a=1&&b"), ("a=1&&b".to_owned(), vec![]));
         let query = format!("a=1&k8e_token={text}&b=%20&k8e_token=no&k8e_tokens=2");
-        assert_eq!(split(&query), ("a=1&b=%20&k8e_tokens=2".to_owned(), vec![token]));
+        assert_eq!(
+            split(&query),
+            ("a=1&b=%20&k8e_tokens=2".to_owned(), vec![token])
+        );
         let many = [format!("k8e_token={text}")].repeat(100).join("&");
         let (rest, tokens) = split(&many);
         assert_eq!((rest.as_str(), tokens.len()), ("", TOKENS_MAX));

@@ -4,7 +4,7 @@ use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoin
 use k8e_api::v1;
 use k8e_driver::Driver;
 use k8e_engine::Sessions;
-use k8e_gateway::{Admin, Config, Error, Gateway, Metrics, RateLimits, Tcp};
+use k8e_gateway::{Admin, Config, Error, Expose, Gateway, Metrics, RateLimits, Tcp};
 use k8e_model::ApiKey;
 use k8e_store::Store;
 use k8e_testkit::{FakeDriver, Script, Step};
@@ -124,6 +124,11 @@ impl TestServer {
             tls_check_every: Duration::from_millis(50),
             rate_limits: limits,
             admin: Some(admin),
+            expose: Some(Expose {
+                address: ANY_TCP.address,
+                required: true,
+                base_url: None,
+            }),
         };
         let sessions = sessions.await.unwrap();
         let gateway = Gateway::bind(config, sessions.clone()).await?;
