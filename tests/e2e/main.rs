@@ -10,6 +10,7 @@ mod cli;
 mod crash;
 mod egress;
 mod escape;
+mod expose;
 mod flood;
 mod gvisor;
 mod identity;

@@ -33,6 +33,7 @@ pub(crate) struct TestServer {
     dir: tempfile::TempDir,
     tcp: Option<SocketAddr>,
     admin: SocketAddr,
+    expose: SocketAddr,
     sessions: Sessions,
     store: Store,
     driver: FakeDriver,
@@ -134,6 +135,7 @@ impl TestServer {
         let gateway = Gateway::bind(config, sessions.clone()).await?;
         let tcp = gateway.tcp_address();
         let admin = gateway.admin_address().unwrap();
+        let expose = gateway.expose_address().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let served = tokio::spawn(async move {
             Box::pin(gateway.serve(async {
@@ -145,6 +147,7 @@ impl TestServer {
             dir,
             tcp,
             admin,
+            expose,
             sessions,
             store,
             driver,
@@ -164,6 +167,10 @@ impl TestServer {
 
     pub(crate) fn admin(&self) -> SocketAddr {
         self.admin
+    }
+
+    pub(crate) fn expose(&self) -> SocketAddr {
+        self.expose
     }
 
     /// From now on the store fails.

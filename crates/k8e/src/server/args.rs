@@ -314,9 +314,13 @@ fn listen(text: &str) -> Result<Listen, String> {
     }
 }
 
-fn base_url(text: &str) -> Result<BaseUrl, String> {
-    text.parse()
-        .map_err(|error: k8e_model::Error| error.message)
+fn base_url(text: &str) -> Result<Base, String> {
+    if text.is_empty() {
+        return Ok(Base(None));
+    }
+    let url: Result<BaseUrl, k8e_model::Error> = text.parse();
+    url.map(|url| Base(Some(url)))
+        .map_err(|error| error.message)
 }
 
 fn metrics_listen(text: &str) -> Result<SocketAddr, String> {
