@@ -108,6 +108,9 @@ impl Server {
         if !has("--listen") {
             command.args(["--listen", "none"]);
         }
+        if !has("--expose-listen") {
+            command.args(["--expose-listen", "none"]);
+        }
         // Who counts traces wants those of sessions only.
         if !self.flags.iter().any(|flag| flag.starts_with("--pool")) {
             command.args(["--pool-min", "0", "--pool-max", "0"]);

@@ -12,6 +12,7 @@ mod crash;
 mod crowd;
 mod egress;
 mod escape;
+mod expose;
 mod flood;
 mod gvisor;
 mod identity;

@@ -43,7 +43,11 @@ const TARGETS: &[Target] = &[
 ];
 
 /// What these hold must not be printed by accident: their `Debug` is written by hand.
-const SECRET_MESSAGES: &[&str] = &[".k8e.v1.SetSecretRequest", ".k8e.v1.CreateKeyResponse"];
+const SECRET_MESSAGES: &[&str] = &[
+    ".k8e.v1.SetSecretRequest",
+    ".k8e.v1.CreateKeyResponse",
+    ".k8e.v1.ExposedService",
+];
 
 pub(crate) fn run(mode: Mode) -> Outcome {
     for target in TARGETS {

@@ -3,6 +3,7 @@
 mod approval;
 mod background;
 mod egress;
+mod exposure;
 mod identity;
 mod run;
 mod secret;
@@ -13,6 +14,7 @@ mod terminal;
 pub use approval::{approval, approval_id, approval_reason, approval_request, session_filter};
 pub use background::{background_command, background_run, run_id};
 pub use egress::{allowed_hosts, egress_flow};
+pub use exposure::{service_host, service_port};
 pub use identity::{PRINCIPAL_PREFIX, expires_in, principal_name};
 pub use run::{command, exited};
 pub use secret::{secret_name, secret_value};

@@ -29,5 +29,15 @@ impl std::fmt::Debug for CreateKeyResponse {
     }
 }
 
+impl std::fmt::Debug for ExposedService {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ExposedService")
+            .field("session_id", &self.session_id)
+            .field("port", &self.port)
+            .field("host", &self.host)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The service's own description, for reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("gen/k8e.v1.bin");

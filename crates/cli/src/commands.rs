@@ -9,6 +9,7 @@ mod destroy;
 mod egress;
 mod events;
 mod exec;
+mod expose;
 mod files;
 mod get;
 mod hosts;
@@ -73,6 +74,13 @@ pub enum SandboxCommand {
     /// Open a shell, or any program, at a terminal in a session
     #[command(long_about = shell::LONG_ABOUT)]
     Shell(Box<shell::ShellArgs>),
+    /// Give a service in a session a URL
+    #[command(long_about = expose::LONG_ABOUT)]
+    Expose(expose::ExposeArgs),
+    /// Take a service's URL back
+    Unexpose(expose::UnexposeArgs),
+    /// List the services of a session that have a URL
+    Exposed(expose::ExposedArgs),
     /// Make a session
     #[command(long_about = create::LONG_ABOUT)]
     Create(create::CreateArgs),
@@ -151,6 +159,9 @@ impl SandboxCommand {
             Self::Create(_)
             | Self::Runs(_)
             | Self::Cancel(_)
+            | Self::Expose(_)
+            | Self::Unexpose(_)
+            | Self::Exposed(_)
             | Self::AllowHosts(_)
             | Self::Confirm(_)
             | Self::Approve(_)
@@ -201,6 +212,9 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         SandboxCommand::Poll(args) => runs::poll(args, client().await?).await,
         SandboxCommand::Runs(args) => runs::list(args, client().await?).await,
         SandboxCommand::Cancel(args) => runs::cancel(args, client().await?).await,
+        SandboxCommand::Expose(args) => expose::expose(args, client().await?).await,
+        SandboxCommand::Unexpose(args) => expose::unexpose(args, client().await?).await,
+        SandboxCommand::Exposed(args) => expose::list(args, client().await?).await,
         SandboxCommand::Exec(args) => {
             let request = args.request()?;
             exec::run(request, client().await?).await

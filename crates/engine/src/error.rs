@@ -261,6 +261,9 @@ pub enum Error {
         /// How many may be.
         max: usize,
     },
+    /// Services cannot be visited.
+    #[error("this server has no door for exposed services: start it with --expose-listen")]
+    NoExposeDoor,
     /// The server stops.
     #[error("the server is stopping: try again when it is back")]
     Stopping,
@@ -303,7 +306,8 @@ impl Error {
             | Self::NotPaused { .. }
             | Self::SharedWithParent { .. }
             | Self::InputClosed(_)
-            | Self::SecretMissing { .. } => Code::Precondition,
+            | Self::SecretMissing { .. }
+            | Self::NoExposeDoor => Code::Precondition,
             Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,
             Self::NoProgram(_) | Self::Invalid(_) => Code::Invalid,
             Self::Guest { code, .. } => *code,

@@ -8,6 +8,7 @@ mod approvals;
 mod audit;
 mod config;
 mod error;
+mod exposures;
 mod files;
 mod gate;
 mod guest;
@@ -29,6 +30,7 @@ pub use approvals::ApprovalFilter;
 pub use audit::Audit;
 pub use config::Config;
 pub use error::Error;
+pub use exposures::{EXPOSE_PATH, ExposedService, OpenPort, PortConnection};
 pub use files::{
     FileInfo, FileKind, FileLister, FileRange, FileReader, FileWriter, ListOptions, WriteOptions,
 };

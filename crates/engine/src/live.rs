@@ -57,6 +57,7 @@ struct State {
     runs: usize,
     background: usize,
     calls: usize,
+    connections: usize,
     /// Calls that wait for a person: they keep it from being idle, but not from resting.
     waits: usize,
     /// Uses of its sub-agents.
@@ -82,6 +83,8 @@ pub(crate) enum Purpose {
     Wait,
     /// By a sub-agent, which has bounds of its own.
     Lend,
+    /// Somebody visits a service in it.
+    Connection,
 }
 
 /// A use of a session: while it is held the session is not idle.
@@ -128,6 +131,7 @@ impl Live {
             runs: 0,
             background: 0,
             calls: 0,
+            connections: 0,
             waits: 0,
             lent: 0,
             children: Vec::new(),
@@ -398,7 +402,7 @@ impl Live {
         self.state().background
     }
 
-    /// Begins a use; `runs_max` is how many runs of that purpose there may be.
+    /// Begins a use; `runs_max` is how many runs or connections of that purpose there may be.
     pub(crate) fn begin(
         self: &Arc<Self>,
         purpose: Purpose,
@@ -452,11 +456,15 @@ impl Live {
             Purpose::Background if state.background >= runs_max => {
                 return busy("background runs", runs_max);
             }
+            Purpose::Connection if state.connections >= runs_max => {
+                return busy("connections to its services", runs_max);
+            }
             Purpose::Run => state.runs += 1,
             Purpose::Background => state.background += 1,
             Purpose::Call => state.calls += 1,
             Purpose::Wait => state.waits += 1,
             Purpose::Lend => state.lent += 1,
+            Purpose::Connection => state.connections += 1,
         }
         if purpose != Purpose::Wait {
             self.wake(&mut state);
@@ -545,7 +553,7 @@ impl Live {
 
 impl State {
     fn uses(&self) -> usize {
-        self.runs + self.background + self.calls + self.lent
+        self.runs + self.background + self.calls + self.connections + self.lent
     }
 
     fn resume(&mut self) {
@@ -566,6 +574,7 @@ impl Drop for Use {
             Purpose::Call => state.calls -= 1,
             Purpose::Wait => state.waits -= 1,
             Purpose::Lend => state.lent -= 1,
+            Purpose::Connection => state.connections -= 1,
         }
         state.used = Instant::now();
         state.last_used = now_ms();

@@ -17,6 +17,7 @@ pub(crate) use create::{Owned, greet};
 pub(crate) use destroy::remove;
 
 use crate::approvals::Approvals;
+use crate::exposures::Exposures;
 use crate::keys::Keys;
 use crate::live::Live;
 use crate::metrics;
@@ -62,6 +63,7 @@ pub(crate) struct Shared {
     pub(crate) background: Background,
     pub(crate) terminals: Terminals,
     pub(crate) approvals: Approvals,
+    pub(crate) exposures: Exposures,
     /// Turns to make a sandbox.
     pub(crate) launches: Semaphore,
     started_at: UnixMillis,
@@ -114,6 +116,7 @@ impl Sessions {
             background: Background::default(),
             terminals: Terminals::default(),
             approvals: Approvals::default(),
+            exposures: Exposures::default(),
             launches: Semaphore::new(config.launches_max.max(1)),
             config,
             store,
@@ -130,6 +133,7 @@ impl Sessions {
         });
         shared.recover().await?;
         shared.restore_terminals().await?;
+        shared.restore_exposures().await?;
         shared.resume_runs().await?;
         tokio::spawn(expire::expire(Arc::clone(&shared)));
         tokio::spawn(rest::rest(Arc::clone(&shared)));

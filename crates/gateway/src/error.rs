@@ -38,6 +38,17 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The address for exposed services is not to be had.
+    #[error(
+        "cannot listen on {address} for exposed services: choose another address with --expose-listen, or --expose-listen none"
+    )]
+    ExposeListen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
     /// Measuring cannot begin.
     #[error("cannot start to measure")]
     Metrics(#[source] metrics_exporter_prometheus::BuildError),
@@ -79,7 +90,9 @@ impl Error {
     /// What it means to whoever starts the server.
     pub fn code(&self) -> Code {
         match self {
-            Self::Listen { .. } | Self::MetricsListen { .. } => Code::Precondition,
+            Self::Listen { .. } | Self::MetricsListen { .. } | Self::ExposeListen { .. } => {
+                Code::Precondition
+            }
             Self::Name(_) => Code::Invalid,
             Self::Socket { .. }
             | Self::CertificateFile { .. }

@@ -3,6 +3,7 @@
 mod approvals;
 mod background;
 mod egress;
+mod exposures;
 mod files;
 mod history;
 mod identity;
@@ -326,6 +327,36 @@ impl Sandboxes for Service {
     ) -> Answer<v1::ListTerminalsResponse> {
         let who = principal(&request)?;
         terminals::list(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn expose_service(
+        &self,
+        request: Request<v1::ExposeServiceRequest>,
+    ) -> Answer<v1::ExposedService> {
+        let who = principal(&request)?;
+        exposures::expose(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn unexpose_service(
+        &self,
+        request: Request<v1::UnexposeServiceRequest>,
+    ) -> Answer<v1::UnexposeServiceResponse> {
+        let who = principal(&request)?;
+        exposures::unexpose(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn list_exposed(
+        &self,
+        request: Request<v1::ListExposedRequest>,
+    ) -> Answer<v1::ListExposedResponse> {
+        let who = principal(&request)?;
+        exposures::list(&self.sessions, &who, &request.into_inner())
             .await
             .map(Response::new)
     }

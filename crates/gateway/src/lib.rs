@@ -1,7 +1,8 @@
 //! The doors: who may come in, and what they say turned into calls of the engine.
 //!
 //! Two doors lead to one service: a Unix socket, where the kernel says who is there, and TLS over
-//! TCP, where certificates and API keys do. A third, if somebody asks for it, shows how the server is. A door
+//! TCP, where certificates and API keys do. A third, if somebody asks for it, shows how the server is, and
+//! a fourth leads visitors to services that sessions expose. A door
 //! parses and renders; it never talks to a driver, a guest or the store.
 
 mod admin;
@@ -9,6 +10,7 @@ mod auth;
 mod broken_off;
 mod catch_panic;
 mod error;
+mod expose;
 mod grpc;
 mod limit;
 mod listen;
@@ -20,6 +22,7 @@ mod socket;
 pub use admin::Admin;
 pub use auth::peer::group_id;
 pub use error::Error;
+pub use expose::{BaseUrl, Expose};
 pub use limit::{Rate, RateLimits};
 pub use metrics::Metrics;
 
@@ -27,6 +30,7 @@ use admin::AdminDoor;
 use auth::Doorkeeper;
 use auth::admit::AdmitLayer;
 use auth::tls::Tls;
+use expose::ExposeDoor;
 use k8e_engine::Sessions;
 use listen::Bounded;
 use metrics::CountLayer;
@@ -84,6 +88,8 @@ pub struct Config {
     pub rate_limits: RateLimits,
     /// The door for those who watch the server, if there shall be one.
     pub admin: Option<Admin>,
+    /// The door for visitors of exposed services; without it nothing can be exposed.
+    pub expose: Option<Expose>,
 }
 
 /// How often [`Config::tls_check_every`] is, unless somebody has a reason.
@@ -107,6 +113,7 @@ pub struct Gateway {
     unix: UnixListener,
     tcp: Option<TcpDoor>,
     admin: Option<AdminDoor>,
+    expose: Option<ExposeDoor>,
 }
 
 struct TcpDoor {
@@ -130,6 +137,16 @@ impl Gateway {
             Some(admin) => Some(AdminDoor::bind(admin).await?),
             None => None,
         };
+        let expose = match &config.expose {
+            Some(expose) => {
+                let name = config.tls_names.first().map(String::as_str);
+                ExposeDoor::bind(expose, name).await?
+            }
+            None => None,
+        };
+        if let Some(door) = &expose {
+            sessions.serve_exposed_at(door.base_url());
+        }
         let unix = socket::bind(&config.socket, &config.socket_group)?;
         Ok(Self {
             sessions,
@@ -139,6 +156,7 @@ impl Gateway {
             unix,
             tcp,
             admin,
+            expose,
         })
     }
 
@@ -152,9 +170,15 @@ impl Gateway {
         self.admin.as_ref().map(|door| door.address)
     }
 
+    /// The address of the door for visitors of exposed services, if there is one.
+    pub fn expose_address(&self) -> Option<SocketAddr> {
+        self.expose.as_ref().map(|door| door.address)
+    }
+
     /// Serves until `shutdown`, then takes no more calls and gives those under way five seconds.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopped) = watch::channel(false);
+        let visited = self.sessions.clone();
         let tls = self.tcp.as_ref().map(|door| Arc::clone(&door.tls));
         let service = grpc::services(self.sessions.clone(), tls, stopped.clone()).await?;
         let keeper = Doorkeeper::new(self.sessions.clone(), self.group.clone(), self.rate_limits);
@@ -174,10 +198,17 @@ impl Gateway {
                 None => std::future::pending().await,
             }
         };
-        // Whoever watches sees the others drain.
+        let expose = async {
+            match self.expose {
+                Some(door) => door.serve(visited).await,
+                None => std::future::pending().await,
+            }
+        };
+        // Whoever watches sees the others drain, and visitors stay until they have.
         let result = tokio::select! {
             result = drained(doors, shutdown, &stop) => result,
             () = admin => Ok(()),
+            () = expose => Ok(()),
         };
         // We hold the data directory: nobody else has put a socket here meanwhile.
         let _ = std::fs::remove_file(&self.socket);

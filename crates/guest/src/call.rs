@@ -1,7 +1,7 @@
 //! One connection: takes the request, runs the call, sees to it that there is one final reply.
 
 use crate::error::Error;
-use crate::{Guest, exec, files, processes, pty, runs, sweep};
+use crate::{Guest, exec, files, forward, processes, pty, runs, sweep};
 use k8e_wire::proto::{Done, HelloReply, reply::Reply, request::Call};
 use k8e_wire::{GuestEnd, PROTOCOL, ReplySink, Requests};
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,8 +27,8 @@ pub(crate) async fn answer(guest: &Arc<Guest>, stream: UnixStream) {
     else {
         return;
     };
-    let sends =
-        matches!(&call, Call::WriteFile(_)) || matches!(&call, Call::Exec(exec) if exec.stdin);
+    let sends = matches!(&call, Call::WriteFile(_) | Call::Forward(_))
+        || matches!(&call, Call::Exec(exec) if exec.stdin);
     match dispatch(guest, &mut end, peer, call).await {
         Ok(last) => {
             let _ = end.replies.send(last).await;
@@ -53,6 +53,7 @@ async fn dispatch(
     match call {
         Call::Exec(request) => Box::pin(exec::exec(guest, end, peer, request)).await,
         Call::WriteFile(request) => files::write(&mut end.requests, request).await,
+        Call::Forward(request) => Box::pin(forward::forward(end, peer, request)).await,
         Call::Hello(request) => Ok(Reply::Hello(HelloReply {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -119,7 +120,7 @@ async fn without_input(
         Call::EndTerminal(request) => pty::end(guest, request).await,
         Call::ListTerminals(_) => Ok(pty::list(guest)),
         Call::EndProcesses(request) => sweep::end(&request).await,
-        Call::Hello(_) | Call::Exec(_) | Call::WriteFile(_) => {
+        Call::Hello(_) | Call::Exec(_) | Call::WriteFile(_) | Call::Forward(_) => {
             Err(Error::Invalid("not this call".to_owned()))
         }
     }

@@ -32,6 +32,7 @@ use crate::error::{Error, show};
 use crate::sys::monotonic_ns;
 use crate::{Guest, procfs, reaper};
 pub(crate) use command::Command;
+pub(crate) use input::has_closed;
 pub(crate) use output::{Ended, Reports};
 pub(crate) use report::Report;
 pub(crate) use spawn::{Child, above, spawn_on};

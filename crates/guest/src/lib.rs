@@ -21,6 +21,7 @@
 //! | `WriteTerminal`, `ResizeTerminal`, `EndTerminal` | | `Done` |
 //! | `InspectTerminal`, `SignalTerminal` | | `TerminalState` |
 //! | `ListTerminals` | | `TerminalList` |
+//! | `Forward` | `Connected`, then `data` and `end` | `Done` |
 //!
 //! Any call may end with `Error` instead, which is final too. When the host closes its sending
 //! direction before that, the call is cancelled: a command and all it started is killed, a file
@@ -37,6 +38,7 @@ mod call;
 mod error;
 mod exec;
 mod files;
+mod forward;
 mod processes;
 mod procfs;
 mod pty;

@@ -9,6 +9,8 @@
 mod exec;
 #[path = "guest/files.rs"]
 mod files;
+#[path = "guest/forward.rs"]
+mod forward;
 #[path = "guest/init.rs"]
 mod init;
 #[path = "guest/runs.rs"]

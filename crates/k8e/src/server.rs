@@ -111,6 +111,9 @@ async fn serve_until_signal(
     if let Some(address) = gateway.admin_address() {
         tracing::info!("metrics are on http://{address}/metrics");
     }
+    if let Some(address) = gateway.expose_address() {
+        tracing::info!("exposed services are on http://{address}/k8e/expose/");
+    }
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(
         "k8e {version} is ready on unix://{}{}",

@@ -9,6 +9,7 @@ mod bounded_map;
 mod command;
 pub mod egress;
 mod error;
+mod exposure;
 mod id;
 mod key;
 mod language;
@@ -37,6 +38,7 @@ pub use egress::{
     Ipv4Net, RULES_MAX, Rule, Target,
 };
 pub use error::{Code, Error};
+pub use exposure::{Exposure, Port, ServiceHost, ServiceToken};
 pub use id::{ApprovalId, KeyId, RunId, SandboxId, SessionId, TenantId, TerminalId};
 pub use key::{ApiKey, KeyHash};
 pub use language::Language;

@@ -1,4 +1,4 @@
-//! What survives a restart: sessions, events, runs, terminals, approvals, keys, secrets, snapshots
+//! What survives a restart: sessions, events, runs, terminals, exposed services, approvals, keys, secrets, snapshots
 //! and the audit in SQL, transcripts in files.
 //!
 //! One writer connection and a few readers (SQLite has one writer anyway, so nobody ever meets
@@ -8,6 +8,7 @@ mod approvals;
 mod audit;
 mod error;
 mod events;
+mod exposures;
 mod keys;
 mod purge;
 mod runs;

@@ -43,7 +43,7 @@ impl Store {
         max: usize,
     ) -> Result<bool, StoreError> {
         let sealer = self.sealer(self.missing_key().await?).await?;
-        let sealed = sealer.seal(owner, secret, value.reveal());
+        let sealed = sealer.seal(bound_to(owner, secret), value.reveal());
         let done = sqlx::query(
             "INSERT INTO secrets (owner, name, key, sealed, updated_at) \
              SELECT $1, $2, $3, $4, $5 \
@@ -82,7 +82,7 @@ impl Store {
         let value = self
             .sealer(Missing::IsWrong)
             .await?
-            .open(owner, secret, sealed)
+            .open(bound_to(owner, secret), &sealed)
             .and_then(|value| SecretValue::new(value).ok());
         match value {
             Some(value) => Ok(Some(value)),
@@ -138,7 +138,7 @@ impl Store {
     }
 
     /// A new key beside secrets of an old one would only hide that the old one is lost.
-    async fn missing_key(&self) -> Result<Missing, StoreError> {
+    pub(crate) async fn missing_key(&self) -> Result<Missing, StoreError> {
         let any = sqlx::query("SELECT 1 FROM secrets LIMIT 1")
             .fetch_optional(&self.shared.read)
             .await
@@ -150,7 +150,7 @@ impl Store {
         })
     }
 
-    async fn sealer(&self, missing: Missing) -> Result<&Sealer, StoreError> {
+    pub(crate) async fn sealer(&self, missing: Missing) -> Result<&Sealer, StoreError> {
         let load = async {
             let path = self.key_path();
             load(&path, missing).map_err(|source| StoreError::SecretKey { path, source })
@@ -161,7 +161,7 @@ impl Store {
 
 /// What a key that is not there means.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Missing {
+pub(crate) enum Missing {
     /// There are no secrets yet.
     Make,
     /// There are, and they cannot be read.
@@ -177,7 +177,7 @@ impl Sealer {
     }
 
     /// The nonce goes first. It is random: of 2³² values under one key none will meet another.
-    fn seal(&self, owner: &str, secret: &SecretName, value: &[u8]) -> Vec<u8> {
+    pub(crate) fn seal(&self, bound_to: Vec<u8>, value: &[u8]) -> Vec<u8> {
         let mut nonce = [0; NONCE_LEN];
         SystemRandom::new()
             .fill(&mut nonce)
@@ -186,20 +186,20 @@ impl Sealer {
         self.0
             .seal_in_place_append_tag(
                 Nonce::assume_unique_for_key(nonce),
-                Aad::from(bound_to(owner, secret)),
+                Aad::from(bound_to),
                 &mut sealed,
             )
             .expect("a value is far smaller than what a key may seal");
         [nonce.as_slice(), &sealed].concat()
     }
 
-    /// None when it was sealed by another key, for somebody else, or changed.
-    fn open(&self, owner: &str, secret: &SecretName, sealed: Vec<u8>) -> Option<Vec<u8>> {
+    /// None when it was sealed by another key, for something else, or changed.
+    pub(crate) fn open(&self, bound_to: Vec<u8>, sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, rest) = sealed.split_at_checked(NONCE_LEN)?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
         let mut rest = rest.to_vec();
-        let aad = Aad::from(bound_to(owner, secret));
-        let value = self.0.open_in_place(nonce, aad, &mut rest).ok()?;
+        let value = self.0.open_in_place(nonce, Aad::from(bound_to), &mut rest);
+        let value = value.ok()?;
         Some(value.to_vec())
     }
 }

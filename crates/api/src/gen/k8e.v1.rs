@@ -613,6 +613,58 @@ pub struct ListTerminalsResponse {
     #[prost(message, repeated, tag = "1")]
     pub terminals: ::prost::alloc::vec::Vec<Terminal>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExposeServiceRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    /// 1 to 65535.
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+    /// Where it listens inside: a loopback address. Empty is 127.0.0.1, and ::1 when nobody is there.
+    #[prost(string, tag = "3")]
+    pub host: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct ExposedService {
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    /// With the token: whoever has it can use the service.
+    #[prost(string, tag = "2")]
+    pub url: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub host: ::prost::alloc::string::String,
+    #[prost(int64, tag = "4")]
+    pub started_at_unix_ms: i64,
+    /// The token alone, for `authorization: Bearer` or `x-k8e-token`.
+    #[prost(string, tag = "5")]
+    pub token: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub session_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnexposeServiceRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnexposeServiceResponse {
+    /// Whether it was exposed.
+    #[prost(bool, tag = "1")]
+    pub ok: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListExposedRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListExposedResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub services: ::prost::alloc::vec::Vec<ExposedService>,
+}
 /// Paths: relative ones are below /workspace, absolute ones must be.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadFileRequest {
@@ -1621,6 +1673,78 @@ pub mod sandboxes_client {
                 .insert(GrpcMethod::new("k8e.v1.Sandboxes", "ListTerminals"));
             self.inner.unary(req, path, codec).await
         }
+        /// Gives a service in a session a URL, and the same one every time. It ends with UnexposeService or
+        /// with the session.
+        pub async fn expose_service(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExposeServiceRequest>,
+        ) -> std::result::Result<tonic::Response<super::ExposedService>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/ExposeService",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "ExposeService"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Takes it back: the URL is not found from now on, and open connections are cut.
+        pub async fn unexpose_service(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnexposeServiceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnexposeServiceResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/UnexposeService",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "UnexposeService"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn list_exposed(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListExposedRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListExposedResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/ListExposed",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "ListExposed"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn read_file(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadFileRequest>,
@@ -2067,6 +2191,27 @@ pub mod sandboxes_server {
             request: tonic::Request<super::ListTerminalsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListTerminalsResponse>,
+            tonic::Status,
+        >;
+        /// Gives a service in a session a URL, and the same one every time. It ends with UnexposeService or
+        /// with the session.
+        async fn expose_service(
+            &self,
+            request: tonic::Request<super::ExposeServiceRequest>,
+        ) -> std::result::Result<tonic::Response<super::ExposedService>, tonic::Status>;
+        /// Takes it back: the URL is not found from now on, and open connections are cut.
+        async fn unexpose_service(
+            &self,
+            request: tonic::Request<super::UnexposeServiceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnexposeServiceResponse>,
+            tonic::Status,
+        >;
+        async fn list_exposed(
+            &self,
+            request: tonic::Request<super::ListExposedRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListExposedResponse>,
             tonic::Status,
         >;
         /// Server streaming response type for the ReadFile method.
@@ -3286,6 +3431,141 @@ pub mod sandboxes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListTerminalsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/ExposeService" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExposeServiceSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::ExposeServiceRequest>
+                    for ExposeServiceSvc<T> {
+                        type Response = super::ExposedService;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExposeServiceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::expose_service(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExposeServiceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/UnexposeService" => {
+                    #[allow(non_camel_case_types)]
+                    struct UnexposeServiceSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::UnexposeServiceRequest>
+                    for UnexposeServiceSvc<T> {
+                        type Response = super::UnexposeServiceResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnexposeServiceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::unexpose_service(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UnexposeServiceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/ListExposed" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListExposedSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::ListExposedRequest>
+                    for ListExposedSvc<T> {
+                        type Response = super::ListExposedResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListExposedRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::list_exposed(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListExposedSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

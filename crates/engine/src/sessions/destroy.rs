@@ -81,6 +81,7 @@ impl Shared {
         };
         let id = &live.record.id;
         self.record_phase(id, Phase::Terminating, &reason).await;
+        self.forget_exposures(live).await;
         self.end_sub_agents(live).await;
         let failure = match live.parent() {
             Some(parent) => {

@@ -10,6 +10,7 @@ mod audit;
 mod background;
 mod egress;
 mod expiry;
+mod exposures;
 mod files;
 mod history;
 mod hostile;

@@ -7,6 +7,7 @@ mod background;
 mod bounds;
 mod doors;
 mod egress;
+mod expose;
 mod guesses;
 mod identity;
 mod login;

@@ -4,7 +4,7 @@ use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoin
 use k8e_api::v1;
 use k8e_driver::Driver;
 use k8e_engine::Sessions;
-use k8e_gateway::{Admin, Config, Error, Gateway, Metrics, RateLimits, Tcp};
+use k8e_gateway::{Admin, Config, Error, Expose, Gateway, Metrics, RateLimits, Tcp};
 use k8e_model::ApiKey;
 use k8e_store::Store;
 use k8e_testkit::{FakeDriver, Script, Step};
@@ -33,6 +33,7 @@ pub(crate) struct TestServer {
     dir: tempfile::TempDir,
     tcp: Option<SocketAddr>,
     admin: SocketAddr,
+    expose: SocketAddr,
     sessions: Sessions,
     store: Store,
     driver: FakeDriver,
@@ -124,11 +125,17 @@ impl TestServer {
             tls_check_every: Duration::from_millis(50),
             rate_limits: limits,
             admin: Some(admin),
+            expose: Some(Expose {
+                address: ANY_TCP.address,
+                required: true,
+                base_url: None,
+            }),
         };
         let sessions = sessions.await.unwrap();
         let gateway = Gateway::bind(config, sessions.clone()).await?;
         let tcp = gateway.tcp_address();
         let admin = gateway.admin_address().unwrap();
+        let expose = gateway.expose_address().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let served = tokio::spawn(async move {
             Box::pin(gateway.serve(async {
@@ -140,6 +147,7 @@ impl TestServer {
             dir,
             tcp,
             admin,
+            expose,
             sessions,
             store,
             driver,
@@ -159,6 +167,10 @@ impl TestServer {
 
     pub(crate) fn admin(&self) -> SocketAddr {
         self.admin
+    }
+
+    pub(crate) fn expose(&self) -> SocketAddr {
+        self.expose
     }
 
     /// From now on the store fails.

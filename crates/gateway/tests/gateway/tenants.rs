@@ -131,6 +131,27 @@ async fn every_call(client: &Client, id: &str) -> Vec<(&'static str, Status)> {
             ..Default::default()
         }
     );
+    refuses!(
+        expose_service,
+        v1::ExposeServiceRequest {
+            session_id: session_id.clone(),
+            port: 80,
+            ..Default::default()
+        }
+    );
+    refuses!(
+        unexpose_service,
+        v1::UnexposeServiceRequest {
+            session_id: session_id.clone(),
+            port: 80
+        }
+    );
+    refuses!(
+        list_exposed,
+        v1::ListExposedRequest {
+            session_id: session_id.clone()
+        }
+    );
     let argv = v1::Argv {
         args: vec!["true".into()],
     };

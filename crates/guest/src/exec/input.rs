@@ -90,7 +90,7 @@ fn send_signal(pid: i32, signal: i32) {
 }
 
 /// Whether the host closed, though it sent things before that we did not read yet.
-fn has_closed(peer: BorrowedFd<'_>) -> bool {
+pub(crate) fn has_closed(peer: BorrowedFd<'_>) -> bool {
     let mut poll = [PollFd::from_borrowed_fd(peer, PollFlags::RDHUP)];
     let now = Timespec {
         tv_sec: 0,

@@ -7,7 +7,7 @@ use clap::Args;
 use k8e_cli::Globals;
 use k8e_cli::units::{self, Span};
 use k8e_driver::Platform;
-use k8e_gateway::{Rate, RateLimits, TLS_CHECK_EVERY, Tcp};
+use k8e_gateway::{BaseUrl, Expose, Rate, RateLimits, TLS_CHECK_EVERY, Tcp};
 use k8e_model::{Lifetime, Limits, PoolSize, RuntimeKind};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,6 +16,10 @@ use std::time::Duration;
 /// K8E's port, on loopback: who wants more says so.
 const LISTEN_DEFAULT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
+
+/// The port after it, for visitors of exposed services.
+const EXPOSE_LISTEN_DEFAULT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50052);
 
 /// One for who comes next and one for who comes right after. --pool-max can make it less.
 const POOL_MIN_DEFAULT: u32 = 2;
@@ -52,6 +56,15 @@ pub(crate) struct ServerArgs {
     /// Where to show metrics and health over HTTP, to anybody who can connect [default: nowhere]
     #[arg(long, value_name = "ADDRESS", value_parser = metrics_listen)]
     metrics_listen: Option<SocketAddr>,
+
+    /// Where visitors of exposed services come in over HTTP, or none [default: 127.0.0.1:50052]
+    #[arg(long, value_name = "ADDRESS", value_parser = listen)]
+    expose_listen: Option<Listen>,
+
+    /// What URLs of exposed services begin with, when a proxy is in front; best a host of its own
+    /// [default: http:// and the address]
+    #[arg(long, env = "K8E_SANDBOX_EXPOSE_BASE_URL", value_name = "URL", value_parser = base_url)]
+    expose_base_url: Option<Base>,
 
     /// A name that others have for this machine, for the server's certificate; may be repeated
     #[arg(
@@ -176,6 +189,10 @@ enum Listen {
     On(SocketAddr),
 }
 
+/// None for an empty variable, which is how people unset one.
+#[derive(Clone, Debug)]
+struct Base(Option<BaseUrl>);
+
 // === impl ServerArgs ===
 
 impl ServerArgs {
@@ -203,6 +220,16 @@ impl ServerArgs {
                 address,
                 required: true,
             }),
+            Some(Listen::None) => None,
+        };
+        let expose = |address, required| Expose {
+            address,
+            required,
+            base_url: self.expose_base_url.clone().and_then(|base| base.0),
+        };
+        let expose = match self.expose_listen {
+            None => Some(expose(EXPOSE_LISTEN_DEFAULT, false)),
+            Some(Listen::On(address)) => Some(expose(address, true)),
             Some(Listen::None) => None,
         };
         Ok(Config {
@@ -238,6 +265,7 @@ impl ServerArgs {
                     writes: rate(self.max_writes_per_second),
                 },
                 admin: None,
+                expose,
             },
             egress,
         })
@@ -286,6 +314,15 @@ fn listen(text: &str) -> Result<Listen, String> {
     }
 }
 
+fn base_url(text: &str) -> Result<Base, String> {
+    if text.is_empty() {
+        return Ok(Base(None));
+    }
+    let url: Result<BaseUrl, k8e_model::Error> = text.parse();
+    url.map(|url| Base(Some(url)))
+        .map_err(|error| error.message)
+}
+
 fn metrics_listen(text: &str) -> Result<SocketAddr, String> {
     let wrong = |_| format!("{text:?} is not an address: write 127.0.0.1:9464 or [::1]:9464");
     text.parse().map_err(wrong)
@@ -311,6 +348,8 @@ mod tests {
         assert!(listen("localhost").is_err());
         assert!(metrics_listen("[::1]:9464").is_ok());
         assert!(metrics_listen("9464").is_err());
+        assert!(base_url("https://preview.example.com").is_ok());
+        assert!(base_url("preview.example.com").is_err());
         assert!(finite("never").is_err());
         assert_eq!(finite("2m"), Ok(Duration::from_secs(120)));
     }

@@ -3,7 +3,7 @@
 pub struct Request {
     #[prost(
         oneof = "request::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 30"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 30, 31"
     )]
     pub call: ::core::option::Option<request::Call>,
 }
@@ -57,9 +57,11 @@ pub mod request {
         ListTerminals(super::ListTerminals),
         #[prost(message, tag = "30")]
         EndProcesses(super::EndProcesses),
+        #[prost(message, tag = "31")]
+        Forward(super::Forward),
     }
 }
-/// What the host sends after the Request of Exec and WriteFile.
+/// What the host sends after the Request of Exec, WriteFile and Forward.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Input {
     #[prost(oneof = "input::Input", tags = "1, 2, 3")]
@@ -69,7 +71,7 @@ pub struct Input {
 pub mod input {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Input {
-        /// Standard input of the command, or the next bytes of the file.
+        /// Standard input of the command, the next bytes of the file, or those for the service.
         #[prost(bytes, tag = "1")]
         Data(::prost::bytes::Bytes),
         /// No more data follows.
@@ -84,7 +86,10 @@ pub mod input {
 pub struct End {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Reply {
-    #[prost(oneof = "reply::Reply", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(
+        oneof = "reply::Reply",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 30, 31"
+    )]
     pub reply: ::core::option::Option<reply::Reply>,
 }
 /// Nested message and enum types in `Reply`.
@@ -118,6 +123,12 @@ pub mod reply {
         Terminal(super::TerminalState),
         #[prost(message, tag = "13")]
         Terminals(super::TerminalList),
+        /// Forward: the service took the connection.
+        #[prost(message, tag = "30")]
+        Connected(super::Connected),
+        /// Forward: the service sends no more.
+        #[prost(message, tag = "31")]
+        End(super::End),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -352,6 +363,19 @@ pub struct TerminalList {
     #[prost(message, repeated, tag = "1")]
     pub terminals: ::prost::alloc::vec::Vec<TerminalState>,
 }
+/// A connection to a service in the sandbox, whose bytes this call carries both ways. An Input `end`
+/// is the end of what is sent to it, a Reply `end` of what it sends; Done after both.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Forward {
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    /// A loopback address; empty, `localhost`, 127.0.0.1 and what stands for all addresses are 127.0.0.1
+    /// and then ::1.
+    #[prost(string, tag = "2")]
+    pub host: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Connected {}
 /// Every path is resolved beneath `root`; neither `..` nor a symbolic link leads out of it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadFile {

@@ -1,0 +1,242 @@
+//! The door for visitors of services in sandboxes: plain HTTP, each request with its service's token.
+//!
+//! Visitors are nobody that the server knows and services are hostile, so the door trusts neither. A
+//! wrong token, a service without a URL and a session that is not there are the same answer in the
+//! same time. What a service says is kept from meaning anything outside its own path: all of them
+//! share one origin. Nothing is buffered: bodies and WebSockets go through as they come.
+
+mod base;
+mod headers;
+mod relay;
+mod visit;
+
+pub use base::BaseUrl;
+
+use crate::Error;
+use crate::listen::{Bounded, Counted};
+use futures::StreamExt as _;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use k8e_engine::Sessions;
+use metrics::{counter, describe_counter};
+use rustix::net::sockopt;
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// Of all visitors. Each costs two descriptors and some buffers; further ones wait in the kernel's
+/// queue. One session's services take at most 64 at once.
+const CONNECTIONS_MAX: usize = 1024;
+
+/// What a request's head may take, and the wait for the next on a connection.
+const HEAD_WITHIN: Duration = Duration::from_secs(15);
+
+/// Of a head, either way: cookies and all. Bodies have no bound.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+const HEADERS_MAX: usize = 128;
+
+/// A visitor whose machine is gone is noticed: silent for that long, then asked so often.
+const SILENT_FOR: Duration = Duration::from_secs(60);
+const ASKED_EVERY: Duration = Duration::from_secs(20);
+const ASKED_TIMES: u32 = 3;
+
+const REQUESTS: &str = "k8e_expose_requests_total";
+
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const NO_SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
+
+/// An answer, whoever's.
+type Answer = Response<BoxBody<Bytes, hyper::Error>>;
+
+/// Where the door is.
+#[derive(Clone, Debug)]
+pub struct Expose {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Whether the server may not start without it. An address that nobody asked for may be taken.
+    pub required: bool,
+    /// How visitors get there [default: the address]. With https, somebody in front speaks TLS.
+    pub base_url: Option<BaseUrl>,
+}
+
+/// The door, open but not served yet.
+pub(crate) struct ExposeDoor {
+    listener: TcpListener,
+    pub(crate) address: SocketAddr,
+    base: BaseUrl,
+}
+
+/// What an answer is made from.
+struct View {
+    sessions: Sessions,
+    base: BaseUrl,
+}
+
+// === impl ExposeDoor ===
+
+impl ExposeDoor {
+    /// None when the address is taken that nobody asked for. `name` is what others call this machine.
+    pub(crate) async fn bind(expose: &Expose, name: Option<&str>) -> Result<Option<Self>, Error> {
+        let address = expose.address;
+        let listener = match TcpListener::bind(address).await {
+            Ok(listener) => listener,
+            Err(source) if expose.required => {
+                return Err(Error::ExposeListen { address, source });
+            }
+            Err(source) => {
+                tracing::warn!(
+                    "cannot listen on {address}: {source}; services cannot be exposed. Choose an address with --expose-listen"
+                );
+                return Ok(None);
+            }
+        };
+        let address = listener.local_addr().unwrap_or(address);
+        let base = match &expose.base_url {
+            Some(base) => base.clone(),
+            None => BaseUrl::of(address, name),
+        };
+        if !address.ip().is_loopback() && !base.is_https() {
+            tracing::warn!(
+                "exposed services are on {address} without TLS: tokens can be read on the way. Put a proxy with TLS in front and name it with --expose-base-url"
+            );
+        }
+        Ok(Some(Self {
+            listener,
+            address,
+            base,
+        }))
+    }
+
+    /// How visitors get here.
+    pub(crate) fn base_url(&self) -> String {
+        self.base.to_string()
+    }
+
+    /// Serves until it is dropped, and cuts its visitors off then: a stream of events has no end.
+    pub(crate) async fn serve(self, sessions: Sessions) {
+        describe_counter!(
+            REQUESTS,
+            "Requests for exposed services: the class of the service's answer, refused, or unreachable"
+        );
+        let view = Arc::new(View {
+            sessions,
+            base: self.base,
+        });
+        let mut incoming = pin!(Bounded::new(self.listener, CONNECTIONS_MAX).stream());
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                Some(Ok(stream)) = incoming.next() => {
+                    connections.spawn(serve_one(stream, Arc::clone(&view)));
+                }
+                Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+}
+
+async fn serve_one(stream: Counted<TcpStream>, view: Arc<View>) {
+    let Ok(visitor) = stream.get_ref().peer_addr() else {
+        return;
+    };
+    if let Err(error) = keep_alive(stream.get_ref()) {
+        tracing::debug!("a visitor's connection: {error}");
+        return;
+    }
+    let service = service_fn(|request| {
+        let view = Arc::clone(&view);
+        async move { Ok::<_, Infallible>(view.answer(request, visitor.ip()).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    if let Err(error) = connection.await {
+        tracing::debug!("a visitor's connection ended: {error}");
+    }
+}
+
+fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENT_FOR)?;
+    sockopt::set_tcp_keepintvl(stream, ASKED_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, ASKED_TIMES)
+}
+
+// === impl View ===
+
+impl View {
+    async fn answer(&self, request: Request<Incoming>, visitor: IpAddr) -> Answer {
+        let Some((visit, port)) = visit::admit(&self.sessions, &self.base, &request) else {
+            count("refused");
+            return not_found();
+        };
+        if let Some(elsewhere) = visit.without_token(&self.base, &request) {
+            count("3xx");
+            return elsewhere;
+        }
+        let answered = relay::relay(&self.base, &visit, &port, request, visitor).await;
+        match answered {
+            Ok(answer) => {
+                count(class(answer.status()));
+                answer
+            }
+            Err(relay::Failed::Gone) => {
+                count("refused");
+                not_found()
+            }
+            Err(relay::Failed::Unreachable(status, why)) => {
+                count("unreachable");
+                told(status, &why)
+            }
+        }
+    }
+}
+
+fn count(result: &'static str) {
+    counter!(REQUESTS, "result" => result).increment(1);
+}
+
+fn class(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        ..=199 => "1xx",
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        400..=499 => "4xx",
+        500.. => "5xx",
+    }
+}
+
+/// The one answer to who has no business here; it does not say why. Who guesses begins anew each time.
+fn not_found() -> Answer {
+    let text = "not found: no service is exposed here, or its token is missing or wrong; its owner gets the URL from `k8e sandbox exposed`";
+    let mut answer = told(StatusCode::NOT_FOUND, text);
+    let close = HeaderValue::from_static("close");
+    answer.headers_mut().insert(CONNECTION, close);
+    answer
+}
+
+/// An answer of our own.
+fn told(status: StatusCode, text: &str) -> Answer {
+    let body = Full::new(Bytes::from(format!("{text}\n")));
+    let mut answer = Response::new(body.map_err(|never| match never {}).boxed());
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, TEXT);
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(NO_SNIFF, HeaderValue::from_static("nosniff"));
+    answer
+}

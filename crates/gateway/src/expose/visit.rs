@@ -1,0 +1,248 @@
+//! What a request is for, and whether its sender knows the token.
+
+use super::base::BaseUrl;
+use super::{Answer, told};
+use hyper::body::Incoming;
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, COOKIE, HeaderMap, HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE,
+    UPGRADE,
+};
+use hyper::{Method, Request, StatusCode};
+use k8e_engine::{EXPOSE_PATH, OpenPort, Sessions};
+use k8e_model::{Port, ServiceToken, SessionId};
+
+/// In a query and as a cookie.
+pub(super) const TOKEN: &str = "k8e_token";
+
+/// The same in a header; what else begins like this is ours as well.
+pub(super) const TOKEN_HEADER: &str = "x-k8e-token";
+
+/// Tokens that one request may try: one of each kind, and cookies of paths within each other.
+const TOKENS_MAX: usize = 8;
+
+/// A request for a service, of somebody who knows its token.
+#[derive(Debug)]
+pub(super) struct Visit {
+    /// What the service's path begins with, as visitors see it; no slash at its end.
+    pub(super) prefix: String,
+    /// Path and query as the service sees them.
+    pub(super) target: String,
+    /// The token, when it is in the URL.
+    in_url: Option<ServiceToken>,
+    /// Whether `authorization` has the token; else it is the service's own business.
+    pub(super) by_bearer: bool,
+}
+
+/// What a path says.
+#[derive(Debug, PartialEq, Eq)]
+struct Place<'a> {
+    session: SessionId,
+    port: Port,
+    rest: &'a str,
+}
+
+/// None when there is no such service, or no token of it.
+pub(super) fn admit(
+    sessions: &Sessions,
+    base: &BaseUrl,
+    request: &Request<Incoming>,
+) -> Option<(Visit, OpenPort)> {
+    let uri = request.uri();
+    let place = place(base, uri.path())?;
+    let (session, port) = (&place.session, place.port);
+    let (query, in_url) = split_query(uri.query());
+    let bearer = bearer(request.headers());
+    let open = |tokens: &[ServiceToken]| sessions.open_port(session, port, tokens);
+    let by_bearer = bearer.and_then(|bearer| open(&[bearer]));
+    let by_header = open(&in_headers(request.headers()));
+    let right = |token: ServiceToken| Some((open(std::slice::from_ref(&token))?, token));
+    let (by_url, in_url) = in_url.into_iter().find_map(right).unzip();
+    let visit = Visit {
+        prefix: format!("{}{EXPOSE_PATH}/{session}/{port}", base.path()),
+        target: target(place.rest, &query),
+        in_url,
+        by_bearer: by_bearer.is_some(),
+    };
+    Some((visit, by_url.or(by_bearer).or(by_header)?))
+}
+
+/// Whether it is a browser that shows it to somebody. A program, or what asks for a picture, does not
+/// ask for HTML; it gets what it asked for.
+fn is_looked_at(request: &Request<Incoming>) -> bool {
+    let accepts = request.headers().get_all(ACCEPT).iter();
+    let mut accepts = accepts.filter_map(|value| value.to_str().ok());
+    request.method() == Method::GET
+        && !request.headers().contains_key(UPGRADE)
+        && accepts.any(|value| value.to_ascii_lowercase().contains("text/html"))
+}
+
+// === impl Visit ===
+
+impl Visit {
+    /// Sends a browser to the same place without the token, which it has as a cookie from now on: so
+    /// the token is in no history, in no `referer` and not what somebody copies from the window.
+    pub(super) fn without_token(
+        &self,
+        base: &BaseUrl,
+        request: &Request<Incoming>,
+    ) -> Option<Answer> {
+        let token = self.in_url.as_ref().filter(|_| is_looked_at(request))?;
+        let Self { prefix, target, .. } = self;
+        let secure = if base.is_https() { "; Secure" } else { "" };
+        let token = token.reveal();
+        let cookie = format!("{TOKEN}={token}; Path={prefix}/; HttpOnly; SameSite=Lax{secure}");
+        let (Ok(location), Ok(mut cookie)) = (
+            HeaderValue::from_str(&format!("{prefix}{target}")),
+            HeaderValue::from_str(&cookie),
+        ) else {
+            return None;
+        };
+        cookie.set_sensitive(true);
+        let mut answer = told(StatusCode::SEE_OTHER, "go on without the token");
+        let headers = answer.headers_mut();
+        headers.insert(LOCATION, location);
+        headers.insert(SET_COOKIE, cookie);
+        headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+        Some(answer)
+    }
+}
+
+fn place<'a>(base: &BaseUrl, path: &'a str) -> Option<Place<'a>> {
+    // A proxy in front may take its part of the path off, or leave it.
+    let below = path.strip_prefix(base.path()).unwrap_or(path);
+    let below = [below, path]
+        .into_iter()
+        .find_map(|path| path.strip_prefix(EXPOSE_PATH)?.strip_prefix('/'))?;
+    let (session, below) = below.split_once('/')?;
+    let (port, rest) = match below.find('/') {
+        Some(at) => below.split_at(at),
+        None => (below, "/"),
+    };
+    let number = port.parse::<u16>().ok()?;
+    // One spelling only: what is another for us may be the same for somebody in front.
+    if number.to_string() != port {
+        return None;
+    }
+    Some(Place {
+        session: session.parse().ok()?,
+        port: Port::new(number.into()).ok()?,
+        rest,
+    })
+}
+
+/// The query without tokens, and the tokens.
+fn split_query(query: Option<&str>) -> (String, Vec<ServiceToken>) {
+    let mut kept = Vec::new();
+    let mut tokens = Vec::new();
+    for pair in query.into_iter().flat_map(|query| query.split('&')) {
+        match pair.split_once('=') {
+            Some((TOKEN, value)) if tokens.len() < TOKENS_MAX => {
+                tokens.extend(ServiceToken::parse(value.as_bytes()));
+            }
+            Some((TOKEN, _)) => {}
+            _ => kept.push(pair),
+        }
+    }
+    (kept.join("&"), tokens)
+}
+
+fn target(rest: &str, query: &str) -> String {
+    match query {
+        "" => rest.to_owned(),
+        query => format!("{rest}?{query}"),
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<ServiceToken> {
+    let value = headers.get(AUTHORIZATION)?.as_bytes();
+    let (scheme, token) = value.split_at_checked(b"bearer ".len())?;
+    let is_bearer = scheme.eq_ignore_ascii_case(b"bearer ");
+    is_bearer.then(|| ServiceToken::parse(token.trim_ascii()))?
+}
+
+/// From our cookie and our header.
+fn in_headers(headers: &HeaderMap) -> Vec<ServiceToken> {
+    let cookies = headers.get_all(COOKIE).into_iter();
+    let cookies = cookies
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b';'))
+        .filter_map(|pair| pair.trim_ascii().strip_prefix(TOKEN.as_bytes()))
+        .filter_map(|rest| rest.strip_prefix(b"="));
+    let own = headers.get(TOKEN_HEADER).into_iter();
+    let own = own.map(HeaderValue::as_bytes);
+    let tokens = own.chain(cookies).take(TOKENS_MAX);
+    tokens.filter_map(ServiceToken::parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placed(base: &str, path: &str) -> Option<(String, u16, String)> {
+        let place = place(&base.parse().unwrap(), path)?;
+        let session = place.session.to_string();
+        Some((session, place.port.get(), place.rest.to_owned()))
+    }
+
+    #[test]
+    fn places_have_one_spelling() {
+        let (plain, below) = ("http://a", "http://a/x/y");
+        let at = |rest: &str| Some(("s1".to_owned(), 80, rest.to_owned()));
+        assert_eq!(placed(plain, "/k8e/expose/s1/80/"), at("/"));
+        assert_eq!(placed(plain, "/k8e/expose/s1/80"), at("/"));
+        assert_eq!(placed(plain, "/k8e/expose/s1/80//a/../b"), at("//a/../b"));
+        assert_eq!(placed(below, "/x/y/k8e/expose/s1/80/a"), at("/a"));
+        assert_eq!(placed(below, "/k8e/expose/s1/80/a"), at("/a"));
+        for bad in [
+            "/",
+            "/k8e/expose",
+            "/k8e/expose/",
+            "/k8e/expose/s1",
+            "/k8e/expose/s1/",
+            "/k8e/expose/s1/0/",
+            "/k8e/expose/s1/080/",
+            "/k8e/expose/s1/+80/",
+            "/k8e/expose/s1/65536/",
+            "/k8e/expose/S1/80/",
+            "/k8e/expose//80/",
+            "/k8e/expose/../80/",
+            "/k8e/exposes1/80/",
+            "//k8e/expose/s1/80/",
+        ] {
+            assert_eq!(placed(plain, bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_query_keeps_all_but_tokens() {
+        let token = ServiceToken::random();
+        let text = token.reveal();
+        let split = |query: &str| split_query(Some(query));
+        assert_eq!(split_query(None), (String::new(), vec![]));
+        assert_eq!(split("a=1&&b"), ("a=1&&b".to_owned(), vec![]));
+        let query = format!("a=1&k8e_token={text}&b=%20&k8e_token=no&k8e_tokens=2");
+        assert_eq!(
+            split(&query),
+            ("a=1&b=%20&k8e_tokens=2".to_owned(), vec![token])
+        );
+        let many = [format!("k8e_token={text}")].repeat(100).join("&");
+        let (rest, tokens) = split(&many);
+        assert_eq!((rest.as_str(), tokens.len()), ("", TOKENS_MAX));
+    }
+
+    #[test]
+    fn tokens_are_found_in_headers() {
+        let token = ServiceToken::random();
+        let text = token.reveal();
+        let mut headers = HeaderMap::new();
+        assert!(bearer(&headers).is_none() && in_headers(&headers).is_empty());
+        headers.insert(AUTHORIZATION, format!("bEARER {text}").parse().unwrap());
+        assert_eq!(bearer(&headers), Some(token.clone()));
+        headers.insert(AUTHORIZATION, "Bearer something-else".parse().unwrap());
+        assert_eq!(bearer(&headers), None);
+        headers.append(COOKIE, format!("a=b;  {TOKEN}={text} ;c").parse().unwrap());
+        headers.append(COOKIE, format!("{TOKEN}x={text}").parse().unwrap());
+        assert_eq!(in_headers(&headers), [token.clone()]);
+        headers.insert(TOKEN_HEADER, text.parse().unwrap());
+        assert_eq!(in_headers(&headers).len(), 2);
+    }
+}

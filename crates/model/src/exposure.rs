@@ -1,0 +1,210 @@
+//! Services in a sandbox that have a URL: which port, where inside, and what its visitors must know.
+
+use crate::{Error, SessionId, UnixMillis};
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+const TOKEN_BYTES: usize = 32;
+
+/// The longest address of the kind, with room.
+const HOST_BYTES_MAX: usize = 64;
+
+/// A port that something can listen on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Port(u16);
+
+/// Where a service listens inside: loopback.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceHost(String);
+
+/// What a visitor must know. 256 random bits, shown to nobody by accident.
+#[derive(Clone)]
+pub struct ServiceToken([u8; TOKEN_BYTES]);
+
+/// A service that has a URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exposure {
+    /// Where it runs.
+    pub session: SessionId,
+    /// Which it is.
+    pub port: Port,
+    /// Where it listens inside.
+    pub host: ServiceHost,
+    /// What its visitors must know.
+    pub token: ServiceToken,
+    /// Since when it has a URL.
+    pub started_at: UnixMillis,
+}
+
+// === impl Port ===
+
+impl Port {
+    /// 1 to 65535.
+    pub fn new(port: i64) -> Result<Self, Error> {
+        u16::try_from(port)
+            .ok()
+            .filter(|port| *port > 0)
+            .map(Self)
+            // K8E's words, which its clients know.
+            .ok_or_else(|| Error::invalid("port must be in [1, 65535]"))
+    }
+
+    /// The number.
+    pub fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+// === impl ServiceHost ===
+
+impl ServiceHost {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for ServiceHost {
+    fn default() -> Self {
+        Self("127.0.0.1".to_owned())
+    }
+}
+
+/// What a service binds to is taken as well: who listens everywhere listens on loopback too.
+impl FromStr for ServiceHost {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self, Error> {
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
+        let inside = |address: IpAddr| address.is_loopback() || address.is_unspecified();
+        let known =
+            text.len() <= HOST_BYTES_MAX && (text == "localhost" || text.parse().is_ok_and(inside));
+        if !known {
+            return Err(Error::invalid(
+                "host must be loopback inside the sandbox: 127.0.0.1, ::1 or localhost",
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for ServiceHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+// === impl ServiceToken ===
+
+impl ServiceToken {
+    /// What is compared with when there is nothing to open. Nobody is given this one.
+    pub const NOBODYS: Self = Self([0; TOKEN_BYTES]);
+
+    /// A new one.
+    pub fn random() -> Self {
+        let mut bytes = [0; TOKEN_BYTES];
+        getrandom::fill(&mut bytes).expect("the kernel always has random bytes after boot");
+        Self(bytes)
+    }
+
+    /// As it was kept.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        Some(Self(bytes.try_into().ok()?))
+    }
+
+    /// As a visitor sends it: 64 hexadecimal digits. None for anything else.
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        if text.len() != 2 * TOKEN_BYTES {
+            return None;
+        }
+        let mut bytes = [0; TOKEN_BYTES];
+        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+            let digit = |at: usize| char::from(pair[at]).to_digit(16);
+            *byte = u8::try_from(digit(0)? << 4 | digit(1)?).ok()?;
+        }
+        Some(Self(bytes))
+    }
+
+    /// To be kept.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// For whoever exposed the service.
+    pub fn reveal(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// Takes the same time however much is equal.
+impl PartialEq for ServiceToken {
+    fn eq(&self, other: &Self) -> bool {
+        let differs = self.0.iter().zip(&other.0);
+        differs.fold(0, |all, (a, b)| all | (a ^ b)) == 0
+    }
+}
+
+impl Eq for ServiceToken {}
+
+/// Without the token.
+impl fmt::Debug for ServiceToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServiceToken(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_those_that_exist() {
+        assert_eq!(Port::new(8080).unwrap().get(), 8080);
+        for bad in [0, -1, 65536, i64::MAX] {
+            let error = Port::new(bad).unwrap_err();
+            assert_eq!(error.message, "port must be in [1, 65535]");
+        }
+    }
+
+    #[test]
+    fn hosts_are_inside() {
+        assert_eq!("".parse::<ServiceHost>().unwrap().as_str(), "127.0.0.1");
+        for good in ["127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0"] {
+            assert_eq!(good.parse::<ServiceHost>().unwrap().as_str(), good);
+        }
+        for bad in [
+            "192.0.2.1",
+            "example.com",
+            "127.0.0.1 ",
+            "localhost.",
+            "fe80::1",
+        ] {
+            assert!(bad.parse::<ServiceHost>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn tokens_come_back_and_are_not_printed() {
+        let token = ServiceToken::random();
+        let text = token.reveal();
+        assert_eq!(ServiceToken::parse(text.as_bytes()), Some(token.clone()));
+        assert_eq!(
+            ServiceToken::from_bytes(token.as_bytes()),
+            Some(token.clone())
+        );
+        assert_ne!(ServiceToken::random(), token);
+        assert_eq!(format!("{token:?}"), "ServiceToken(…)");
+        let almost = format!("{}g", &text[1..]);
+        for bad in ["", &text[1..], &almost] {
+            assert_eq!(ServiceToken::parse(bad.as_bytes()), None);
+        }
+    }
+}
