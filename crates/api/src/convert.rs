@@ -1,6 +1,7 @@
 //! Wire messages to model types and back. What comes out of here is checked.
 
 mod background;
+pub mod compat;
 mod egress;
 mod identity;
 mod run;
