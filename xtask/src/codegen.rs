@@ -40,6 +40,12 @@ const TARGETS: &[Target] = &[
         file: "k8e.v1.rs",
         services: true,
     },
+    Target {
+        protos: &["sandbox/v1/sandbox.proto"],
+        crate_dir: "crates/api/src/gen",
+        file: "sandbox.v1.rs",
+        services: true,
+    },
 ];
 
 /// What these hold must not be printed by accident: their `Debug` is written by hand.

@@ -2,6 +2,7 @@
 
 mod approval;
 mod background;
+pub mod compat;
 mod egress;
 mod exposure;
 mod identity;

@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod convert;
+pub mod sandbox_v1;
 pub mod status;
 pub mod v1;
 

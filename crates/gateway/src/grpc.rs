@@ -13,18 +13,18 @@ mod sessions;
 mod snapshots;
 mod terminals;
 
-use crate::Error;
+use crate::auth::login::Login;
 use crate::auth::principal;
 use crate::auth::tls::Tls;
+use crate::{Error, compat};
 use futures::stream::BoxStream;
-use k8e_api::REQUEST_BYTES_MAX;
 use k8e_api::status::to_status;
-use k8e_api::v1;
 use k8e_api::v1::approvals_server::ApprovalsServer;
 use k8e_api::v1::identity_server::IdentityServer;
 use k8e_api::v1::sandboxes_server::{Sandboxes, SandboxesServer};
 use k8e_api::v1::secrets_server::SecretsServer;
 use k8e_api::v1::snapshots_server::SnapshotsServer;
+use k8e_api::{REQUEST_BYTES_MAX, sandbox_v1, v1};
 use k8e_engine::Sessions;
 use k8e_model::Code;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ use tonic::{Request, Response, Status, Streaming};
 /// What both doors serve.
 pub(crate) type Services = Routes;
 
-type Answer<T> = Result<Response<T>, Status>;
-type Answers<T> = BoxStream<'static, Result<T, Status>>;
+pub(crate) type Answer<T> = Result<Response<T>, Status>;
+pub(crate) type Answers<T> = BoxStream<'static, Result<T, Status>>;
 
 /// A client that opened a stream says at once what it wants; one that does not holds it for nothing.
 const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(30);
@@ -54,14 +54,18 @@ pub(crate) async fn services(
 ) -> Result<Services, Error> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<SandboxesServer<Service>>().await;
+    health.set_serving::<compat::Server>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(sandbox_v1::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(Error::Reflection)?;
+    let login = Login::new(sessions.clone(), tls);
+    let compat = compat::server(sessions.clone(), login.clone(), stopped.clone());
     let identity = IdentityServer::new(identity::Service {
         sessions: sessions.clone(),
-        tls,
+        login,
     })
     .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX);
     let secrets = SecretsServer::new(secrets::Service {
@@ -84,6 +88,7 @@ pub(crate) async fn services(
         .add_service(secrets)
         .add_service(approvals)
         .add_service(snapshots)
+        .add_service(compat)
         .add_service(health_service)
         .add_service(reflection))
 }
@@ -465,7 +470,7 @@ impl Sandboxes for Service {
 }
 
 /// What the engine says, to a client. Faults of ours are logged here, once.
-fn engine_status(error: k8e_engine::Error) -> Status {
+pub(crate) fn engine_status(error: k8e_engine::Error) -> Status {
     if error.code() == Code::Internal {
         tracing::error!(error = &error as &dyn std::error::Error, "a call failed");
     }
@@ -473,12 +478,12 @@ fn engine_status(error: k8e_engine::Error) -> Status {
 }
 
 /// A broken rule of the model, to a client.
-fn model_status(error: k8e_model::Error) -> Status {
+pub(crate) fn model_status(error: k8e_model::Error) -> Status {
     to_status(error.code, &error.message)
 }
 
 /// Ends an answer that would go on for ever: a stop is an error, for one that just ends is whole.
-fn stopping() -> Status {
+pub(crate) fn stopping() -> Status {
     to_status(
         Code::Unavailable,
         "the server is stopping: watch again when it is back",

@@ -9,6 +9,7 @@ mod admin;
 mod auth;
 mod broken_off;
 mod catch_panic;
+mod compat;
 mod error;
 mod expose;
 mod grpc;
@@ -51,8 +52,8 @@ const TCP_CONNECTIONS_MAX: usize = 1024;
 
 /// Calls under way on one connection; further ones wait at the client.
 ///
-/// A call holds at most one message that is being put together, of `REQUEST_BYTES_MAX` (20 MiB), so
-/// a connection that means harm costs 2.5 GiB, and a door that times its connections. That is more
+/// A call holds at most one message that is being put together, of 64 MiB (K8E's clients write files
+/// in one), so a connection that means harm costs 8 GiB, and a door that times its connections. That is more
 /// than a machine has: it bounds one client's mistakes, not all clients' malice. Who gets this far
 /// has been let in, by the kernel, a certificate of ours or an API key; strangers never reach the
 /// decoder.

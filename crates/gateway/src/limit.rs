@@ -99,6 +99,10 @@ impl Class {
             "Wait",
             "Attach",
             "TerminalForeground",
+            "TerminalStream",
+            "PollRun",
+            "SnapshotGet",
+            "SnapshotList",
             "Check",
             "ServerReflection",
         ];
@@ -254,6 +258,19 @@ mod tests {
         assert_eq!(Class::of("/k8e.v1.Sandboxes/ListFiles"), Class::Read);
         assert_eq!(Class::of("/grpc.health.v1.Health/Check"), Class::Read);
         assert_eq!(Class::of("/k8e.v1.Sandboxes/Run"), Class::Write);
+        let k8e = |method: &str| Class::of(&format!("/sandbox.v1.SandboxService/{method}"));
+        for method in ["GetSession", "PollRun", "TerminalStream", "SnapshotList"] {
+            assert_eq!(k8e(method), Class::Read, "{method}");
+        }
+        for method in [
+            "Exec",
+            "ExecStream",
+            "TerminalWrite",
+            "SnapshotPut",
+            "Login",
+        ] {
+            assert_eq!(k8e(method), Class::Write, "{method}");
+        }
         assert_eq!(Class::of("/k8e.v1.Identity/Login"), Class::Write);
         assert_eq!(Class::of("/"), Class::Write);
     }

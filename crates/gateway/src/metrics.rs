@@ -6,7 +6,7 @@
 use crate::Error;
 use futures::future::BoxFuture;
 use hyper::body::{Body, Frame, SizeHint};
-use k8e_api::v1;
+use k8e_api::{sandbox_v1, v1};
 use k8e_engine::Sessions;
 use metrics::{SharedString, counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -130,6 +130,7 @@ impl CountLayer {
     pub(crate) fn new() -> Self {
         let services = [
             v1::FILE_DESCRIPTOR_SET,
+            sandbox_v1::FILE_DESCRIPTOR_SET,
             tonic_health::pb::FILE_DESCRIPTOR_SET,
             tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
         ];

@@ -98,6 +98,11 @@ impl Tls {
         self.authority.cert_pem()
     }
 
+    /// The server's certificate, as the next handshake shows it.
+    pub(crate) fn shown_pem(&self) -> String {
+        self.current.pem()
+    }
+
     /// A certificate for a client: as PEM, and its number. An error says what is wrong with the
     /// request.
     pub(crate) fn sign(

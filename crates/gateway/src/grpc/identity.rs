@@ -1,30 +1,17 @@
 //! `k8e.v1.Identity`: keys, certificates and the audit.
 
 use super::{Answer, engine_status, model_status};
-use crate::auth::tls::{CERT_LIFETIME, ForClient, Tls};
-use crate::auth::{Credential, principal};
-use k8e_api::status::to_status;
+use crate::auth::login::Login;
+use crate::auth::principal;
 use k8e_api::v1::identity_server::Identity;
 use k8e_api::{convert, v1};
 use k8e_engine::{AuditQuery, AuditRow, KeyView, NewKey, Sessions};
-use k8e_model::{Code, KeyId, UnixMillis};
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tonic::{Request, Response, Status};
-
-/// A certificate request is a key, a name and a signature: under a kilobyte with P-256.
-const CSR_BYTES_MAX: usize = 16 * 1024;
-
-/// Of what a device calls itself, in the audit.
-const DEVICE_CHARS_MAX: usize = 64;
-
-const DAY: Duration = Duration::from_secs(24 * 3600);
+use tonic::{Request, Response};
 
 /// The service.
 pub(super) struct Service {
     pub(super) sessions: Sessions,
-    /// None when nobody can come in by TLS.
-    pub(super) tls: Option<Arc<Tls>>,
+    pub(super) login: Login,
 }
 
 // === impl Service ===
@@ -32,21 +19,13 @@ pub(super) struct Service {
 #[tonic::async_trait]
 impl Identity for Service {
     async fn login(&self, request: Request<v1::LoginRequest>) -> Answer<v1::LoginResponse> {
-        let who = principal(&request)?;
-        let key = login_key(request.extensions().get())?;
-        let request = request.into_inner();
-        let device = device(&request.device_name);
-        let mut audit = self.sessions.audited(&who, "login", &device);
-        let answer = self.certificate(&key, &request);
-        let code = answer.as_ref().map(drop).map_err(|(code, _)| *code);
-        if let Ok((_, serial)) = &answer {
-            audit.about(&format!("{serial} {device}"));
-        }
-        audit.end_with(code);
-        match answer {
-            Ok((response, _)) => Ok(Response::new(response)),
-            Err((code, message)) => Err(to_status(code, &message)),
-        }
+        let asked = request.get_ref();
+        let granted = self.login.grant(&request, &asked.csr, &asked.device_name)?;
+        Ok(Response::new(v1::LoginResponse {
+            cert: granted.cert,
+            ca_cert: granted.ca_cert,
+            valid_days: granted.valid_days,
+        }))
     }
 
     async fn create_key(
@@ -116,68 +95,6 @@ impl Identity for Service {
     }
 }
 
-impl Service {
-    /// A certificate that ends with its key at the latest, and its number.
-    fn certificate(
-        &self,
-        key: &KeyId,
-        request: &v1::LoginRequest,
-    ) -> Result<(v1::LoginResponse, String), (Code, String)> {
-        let tls = self.tls.as_ref().ok_or_else(|| {
-            let message = "this server takes no clients over TLS: start it with --listen";
-            (Code::Unsupported, message.to_owned())
-        })?;
-        if request.csr.len() > CSR_BYTES_MAX {
-            let message = format!("a certificate request has at most {CSR_BYTES_MAX} bytes");
-            return Err((Code::Invalid, message));
-        }
-        let key = self.sessions.valid_key(key);
-        let key = key.map_err(|e| (e.code(), e.to_string()))?;
-        let lifetime = lifetime(key.expires_at, now_ms());
-        let client = ForClient {
-            name: key.name.as_str(),
-            key: &key.id,
-            lifetime,
-        };
-        let signed = tls.sign(&request.csr, &client);
-        let (cert, serial) = signed.map_err(|message| (Code::Invalid, message))?;
-        let response = v1::LoginResponse {
-            cert,
-            ca_cert: tls.ca_pem().to_owned(),
-            valid_days: i64::try_from(lifetime.as_secs() / DAY.as_secs()).unwrap_or(i64::MAX),
-        };
-        Ok((response, serial))
-    }
-}
-
-/// The key that a caller came in with, by itself or as his certificate's.
-fn login_key(credential: Option<&Credential>) -> Result<KeyId, Status> {
-    let key = match credential {
-        Some(Credential::Key(id)) => Some(id),
-        Some(Credential::Certificate(certificate)) => certificate.key.as_ref(),
-        Some(Credential::Kernel) | None => None,
-    };
-    key.cloned().ok_or_else(|| {
-        to_status(
-            Code::Denied,
-            "missing API key: only its holder can log in; make one with `k8e apikey create`",
-        )
-    })
-}
-
-fn lifetime(key_ends: Option<UnixMillis>, now: UnixMillis) -> Duration {
-    let left = key_ends.map(|at| u64::try_from(at - now).unwrap_or(0));
-    left.map_or(CERT_LIFETIME, |ms| {
-        Duration::from_millis(ms).min(CERT_LIFETIME)
-    })
-}
-
-/// What a device calls itself, fit for a line of text.
-fn device(name: &str) -> String {
-    let plain = |c: &char| !c.is_control();
-    name.chars().filter(plain).take(DEVICE_CHARS_MAX).collect()
-}
-
 fn key(view: KeyView) -> v1::Key {
     v1::Key {
         id: view.id.to_string(),
@@ -197,29 +114,5 @@ fn row(row: AuditRow) -> v1::AuditRow {
         action: row.action,
         object: row.object,
         code: row.code,
-    }
-}
-
-fn now_ms() -> UnixMillis {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_certificate_ends_with_its_key() {
-        assert_eq!(lifetime(None, 5), CERT_LIFETIME);
-        assert_eq!(lifetime(Some(i64::MAX), 5), CERT_LIFETIME);
-        assert_eq!(lifetime(Some(1005), 5), Duration::from_secs(1));
-        assert_eq!(lifetime(Some(1), 5), Duration::ZERO);
-    }
-
-    #[test]
-    fn a_device_is_a_line() {
-        assert_eq!(device("my\nlaptop\u{1b}[2J"), "mylaptop[2J");
-        assert_eq!(device(&"é".repeat(100)).chars().count(), DEVICE_CHARS_MAX);
     }
 }

@@ -1,0 +1,115 @@
+//! Sessions: K8E's fields are some of ours under other names.
+
+use crate::sandbox_v1::{CreateSessionRequest, GetSessionResponse};
+use crate::{convert, v1};
+use k8e_model::{EgressPolicy, Error, Lifetime, Limits, Phase, Session, SessionSpec, UnixMillis};
+
+/// What a client of K8E asks for, on top of what the server gives everybody.
+pub fn session_spec(
+    wire: CreateSessionRequest,
+    limits: Limits,
+    lifetime: Lifetime,
+) -> Result<SessionSpec, Error> {
+    let secret_refs = wire.secret_refs.into_iter().map(|wanted| v1::SecretRef {
+        secret_name: wanted.secret_name,
+        key: wanted.key,
+        env_var: wanted.env_var,
+    });
+    let ours = v1::CreateSessionRequest {
+        session_id: wire.session_id,
+        tenant: wire.tenant_id,
+        runtime: wire.runtime_class,
+        env: wire.env,
+        allowed_hosts: wire.allowed_hosts,
+        secret_refs: secret_refs.collect(),
+        ..Default::default()
+    };
+    convert::session_spec(ours, limits, lifetime)
+}
+
+/// A session as a client of K8E sees it.
+pub fn session(
+    session: &Session,
+    expires_at: Option<UnixMillis>,
+    background_runs: usize,
+) -> GetSessionResponse {
+    GetSessionResponse {
+        session_id: session.id.to_string(),
+        phase: phase(session.phase),
+        runtime_class: session.runtime.to_string(),
+        // A sandbox has no address that leads to it.
+        pod_ip: String::new(),
+        tenant_id: session.tenant.to_string(),
+        expires_at: expires_at.map_or(0, |ms| ms.div_euclid(1000)),
+        // Values can be secrets: only the names are ever shown.
+        env_keys: session.env.iter().map(|(key, _)| key.to_owned()).collect(),
+        secret_env_vars: session
+            .secrets
+            .iter()
+            .map(|wanted| wanted.env_var.clone())
+            .collect(),
+        background_runs: i32::try_from(background_runs).unwrap_or(i32::MAX),
+        allowed_hosts: allowed_hosts(&session.egress),
+    }
+}
+
+/// Hosts, as K8E's clients read them, add to them and send them back: nothing is an empty list.
+pub fn allowed_hosts(policy: &EgressPolicy) -> Vec<String> {
+    match policy {
+        EgressPolicy::None => Vec::new(),
+        some => some.entries(),
+    }
+}
+
+/// With a capital, as K8E writes them.
+fn phase(phase: Phase) -> String {
+    let (first, rest) = phase.as_str().split_at(1);
+    first.to_uppercase() + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox_v1::SecretRef;
+
+    #[test]
+    fn fields_arrive_under_our_names() {
+        let wire = CreateSessionRequest {
+            session_id: "mine".into(),
+            tenant_id: "project".into(),
+            allowed_hosts: vec!["example.com".into()],
+            runtime_class: "native".into(),
+            env: [("A".to_owned(), "1".to_owned())].into(),
+            secret_refs: vec![SecretRef {
+                secret_name: "github".into(),
+                key: "token".into(),
+                env_var: "TOKEN".into(),
+            }],
+        };
+        let spec = session_spec(wire.clone(), Limits::default(), Lifetime::default()).unwrap();
+        assert_eq!(spec.id.unwrap().as_str(), "mine");
+        assert_eq!(spec.tenant.as_str(), "project");
+        assert_eq!(spec.runtime.unwrap().as_str(), "native");
+        assert_eq!(spec.egress.unwrap().entries(), ["example.com"]);
+        assert_eq!(spec.env.iter().next(), Some(("A", "1")));
+        assert_eq!(spec.secrets.iter().next().unwrap().secret.key(), "token");
+
+        let refused = |change: fn(&mut CreateSessionRequest)| {
+            let mut wire = wire.clone();
+            change(&mut wire);
+            let refused = session_spec(wire, Limits::default(), Lifetime::default());
+            refused.unwrap_err().message
+        };
+        let text = refused(|wire| drop(wire.env.insert("A=B".into(), String::new())));
+        assert!(text.starts_with("env: "), "{text}");
+        let text = refused(|wire| wire.secret_refs[0].env_var.clear());
+        assert!(text.starts_with("secret_refs: "), "{text}");
+    }
+
+    #[test]
+    fn phases_have_a_capital_and_none_is_no_host() {
+        assert_eq!(phase(Phase::Active), "Active");
+        assert!(allowed_hosts(&EgressPolicy::None).is_empty());
+        assert_eq!(allowed_hosts(&EgressPolicy::All), ["all"]);
+    }
+}
