@@ -12,7 +12,9 @@ mod session;
 mod snapshot;
 mod terminal;
 
-pub use approval::{approval, approval_id, approval_reason, approval_request, session_filter};
+pub use approval::{
+    approval, approval_action, approval_id, approval_reason, approval_request, session_filter,
+};
 pub use background::{background_command, background_run, run_id};
 pub use egress::{allowed_hosts, egress_flow};
 pub use exposure::{service_host, service_port};

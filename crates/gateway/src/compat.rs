@@ -3,19 +3,21 @@
 //! As thin as `grpc`, and next to it on the same doors. Where K8E's server and its clients' needs
 //! differ the clients count; what K8E gets wrong is done right, and each such place says so.
 
+mod approvals;
 mod exec;
 mod exec_stream;
+mod exposures;
 mod files;
 mod history;
-mod later;
 mod pip;
 mod sessions;
+mod snapshots;
 mod sse;
 mod terminals;
 mod text;
 
 use crate::auth::login::Login;
-use crate::auth::principal;
+use crate::auth::{caller, principal};
 use crate::grpc::{Answer, Answers};
 use k8e_api::sandbox_v1 as k8e;
 use k8e_api::sandbox_v1::sandbox_service_server::{SandboxService, SandboxServiceServer};
@@ -100,7 +102,7 @@ impl SandboxService for Service {
         request: Request<k8e::PauseSessionRequest>,
     ) -> Answer<k8e::PauseSessionResponse> {
         let who = principal(&request)?;
-        later::pause(&self.sessions, &who, request.into_inner())
+        sessions::pause(&self.sessions, &who, &request.into_inner())
             .await
             .map(Response::new)
     }
@@ -110,7 +112,7 @@ impl SandboxService for Service {
         request: Request<k8e::ResumeSessionRequest>,
     ) -> Answer<k8e::ResumeSessionResponse> {
         let who = principal(&request)?;
-        later::resume(&self.sessions, &who, request.into_inner())
+        sessions::resume(&self.sessions, &who, &request.into_inner())
             .await
             .map(Response::new)
     }
@@ -178,7 +180,7 @@ impl SandboxService for Service {
         request: Request<k8e::RunSubAgentRequest>,
     ) -> Answer<k8e::RunSubAgentResponse> {
         let who = principal(&request)?;
-        later::run_sub_agent(&self.sessions, &who, request.into_inner())
+        sessions::run_sub_agent(&self.sessions, &who, &request.into_inner())
             .await
             .map(Response::new)
     }
@@ -187,8 +189,9 @@ impl SandboxService for Service {
         &self,
         request: Request<k8e::ConfirmActionRequest>,
     ) -> Answer<k8e::ConfirmActionResponse> {
-        let who = principal(&request)?;
-        later::confirm(&self.sessions, &who, request.into_inner())
+        let caller = caller(&request)?;
+        let stop = crate::signal(&self.stopped);
+        approvals::confirm(&self.sessions, &caller, request.into_inner(), stop)
             .await
             .map(Response::new)
     }
@@ -197,8 +200,8 @@ impl SandboxService for Service {
         &self,
         request: Request<k8e::ApproveActionRequest>,
     ) -> Answer<k8e::ApproveActionResponse> {
-        let who = principal(&request)?;
-        later::approve(&self.sessions, &who, request.into_inner())
+        let caller = caller(&request)?;
+        approvals::approve(&self.sessions, &caller, request.into_inner())
             .await
             .map(Response::new)
     }
@@ -257,7 +260,7 @@ impl SandboxService for Service {
         request: Request<k8e::SnapshotPutRequest>,
     ) -> Answer<k8e::SnapshotPutResponse> {
         let who = principal(&request)?;
-        later::snapshot_put(&self.sessions, &who, request.into_inner())
+        snapshots::put(&self.sessions, &who, request.into_inner())
             .await
             .map(Response::new)
     }
@@ -267,7 +270,7 @@ impl SandboxService for Service {
         request: Request<k8e::SnapshotGetRequest>,
     ) -> Answer<k8e::SnapshotGetResponse> {
         let who = principal(&request)?;
-        later::snapshot_get(&self.sessions, &who, request.into_inner())
+        snapshots::get(&self.sessions, &who, request.into_inner())
             .await
             .map(Response::new)
     }
@@ -277,7 +280,7 @@ impl SandboxService for Service {
         request: Request<k8e::SnapshotListRequest>,
     ) -> Answer<k8e::SnapshotListResponse> {
         let who = principal(&request)?;
-        later::snapshot_list(&self.sessions, &who, request.into_inner())
+        snapshots::list(&self.sessions, &who)
             .await
             .map(Response::new)
     }
@@ -368,7 +371,7 @@ impl SandboxService for Service {
         request: Request<k8e::ExposeServiceRequest>,
     ) -> Answer<k8e::ExposeServiceResponse> {
         let who = principal(&request)?;
-        later::expose(&self.sessions, &who, request.into_inner())
+        exposures::expose(&self.sessions, &who, &request.into_inner())
             .await
             .map(Response::new)
     }
@@ -378,7 +381,7 @@ impl SandboxService for Service {
         request: Request<k8e::UnexposeServiceRequest>,
     ) -> Answer<k8e::UnexposeServiceResponse> {
         let who = principal(&request)?;
-        later::unexpose(&self.sessions, &who, request.into_inner())
+        exposures::unexpose(&self.sessions, &who, &request.into_inner())
             .await
             .map(Response::new)
     }
@@ -388,7 +391,7 @@ impl SandboxService for Service {
         request: Request<k8e::ListExposedRequest>,
     ) -> Answer<k8e::ListExposedResponse> {
         let who = principal(&request)?;
-        later::list_exposed(&self.sessions, &who, request.into_inner())
+        exposures::list(&self.sessions, &who, &request.into_inner())
             .await
             .map(Response::new)
     }

@@ -22,6 +22,11 @@ pub fn approval_request(
     ))
 }
 
+/// What shall be approved.
+pub fn approval_action(text: String) -> Result<ApprovalAction, Error> {
+    text.try_into()
+}
+
 /// Why somebody decided as he did.
 pub fn approval_reason(text: String) -> Result<ApprovalReason, Error> {
     text.try_into()

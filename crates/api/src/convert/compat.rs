@@ -10,7 +10,7 @@ pub use pip::pip_command;
 pub use session::{allowed_hosts, session, session_spec};
 pub use terminal::{signal_name, signal_number, terminal_command, terminal_grace, terminal_size};
 
-use k8e_model::{Code, Error, RunId, SessionId, TerminalId};
+use k8e_model::{ApprovalId, Code, Error, RunId, SessionId, TerminalId};
 use std::str::FromStr;
 
 /// Of each stream of a command, as K8E's clients expect. It bounds the text: bytes that are no text
@@ -33,6 +33,11 @@ pub fn run_id(text: &str) -> Result<RunId, Error> {
 /// The terminal that a call names.
 pub fn terminal_id(text: &str) -> Result<TerminalId, Error> {
     id(text, "terminal")
+}
+
+/// The approval that a call names.
+pub fn approval_id(text: &str) -> Result<ApprovalId, Error> {
+    id(text, "approval")
 }
 
 /// What the mode of a write asks for: whether to append, and the file's permissions (0 is the

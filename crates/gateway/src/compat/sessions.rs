@@ -4,7 +4,7 @@ use crate::grpc::{engine_status, model_status};
 use k8e_api::convert::{self, compat};
 use k8e_api::sandbox_v1 as k8e;
 use k8e_engine::{ListFilter, SessionView, Sessions};
-use k8e_model::Principal;
+use k8e_model::{Principal, SubAgentSpec};
 use tonic::Status;
 
 /// Always makes one: which session to use again is for K8E's clients to know.
@@ -56,6 +56,40 @@ pub(super) async fn destroy(
     let id = compat::session_id(&request.session_id).map_err(model_status)?;
     sessions.destroy(who, &id).await.map_err(engine_status)?;
     Ok(k8e::DestroySessionResponse { ok: true })
+}
+
+pub(super) async fn pause(
+    sessions: &Sessions,
+    who: &Principal,
+    request: &k8e::PauseSessionRequest,
+) -> Result<k8e::PauseSessionResponse, Status> {
+    let id = compat::session_id(&request.session_id).map_err(model_status)?;
+    sessions.pause(who, &id).await.map_err(engine_status)?;
+    Ok(k8e::PauseSessionResponse { ok: true })
+}
+
+pub(super) async fn resume(
+    sessions: &Sessions,
+    who: &Principal,
+    request: &k8e::ResumeSessionRequest,
+) -> Result<k8e::ResumeSessionResponse, Status> {
+    let id = compat::session_id(&request.session_id).map_err(model_status)?;
+    sessions.resume(who, &id).await.map_err(engine_status)?;
+    Ok(k8e::ResumeSessionResponse { ok: true })
+}
+
+/// Any session can have them; K8E's must have a tenant, and its sub-agents cannot run anything.
+pub(super) async fn run_sub_agent(
+    sessions: &Sessions,
+    who: &Principal,
+    request: &k8e::RunSubAgentRequest,
+) -> Result<k8e::RunSubAgentResponse, Status> {
+    let parent = compat::session_id(&request.parent_session_id).map_err(model_status)?;
+    let spec = SubAgentSpec::new(&request.agent_type, &request.workspace_path);
+    let spec = spec.map_err(model_status)?;
+    let made = sessions.create_sub_agent(who, &parent, spec).await;
+    let session_id = made.map_err(engine_status)?.session.id.to_string();
+    Ok(k8e::RunSubAgentResponse { session_id })
 }
 
 pub(super) async fn update_hosts(
