@@ -7,6 +7,7 @@ mod bad_input;
 mod bench;
 mod check_config;
 mod cli;
+mod contract;
 mod crash;
 mod egress;
 mod escape;

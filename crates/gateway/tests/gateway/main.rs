@@ -4,6 +4,7 @@
 mod admin;
 mod background;
 mod bounds;
+mod compat;
 mod doors;
 mod egress;
 mod guesses;
