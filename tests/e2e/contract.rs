@@ -11,6 +11,9 @@ use std::time::Duration;
 /// Twice what all of it takes on a machine that runs other tests as well.
 const WITHIN: Duration = Duration::from_secs(400);
 
+/// What commands get and nobody reads.
+const SECRET: &str = "hunter2-hunter2";
+
 /// Where `cargo xtask setup` put the stacks.
 fn tools(name: &str) -> PathBuf {
     let dir = std::env::var_os("K8E_TOOLS_DIR").map(PathBuf::from);
@@ -47,6 +50,10 @@ fn drive(runtime: &str, client: impl FnOnce(&Path) -> Command) {
     std::fs::write(dir.path().join("key.pem"), own.serialize_pem()).unwrap();
     std::fs::write(dir.path().join("csr.pem"), csr.pem().unwrap()).unwrap();
     let command = client(dir.path());
+    let api_key = key(&server, "contract", &[]);
+    let set = ["secret", "set", "github:token", "--principal", "contract"];
+    let set = server.k8e_with(&set, SECRET.as_bytes());
+    assert_eq!(set.code, 0, "{}", set.all());
     let address = endpoint(&server);
     let seconds = WITHIN.as_secs().to_string();
     // A client that hangs must not hang the tests.
@@ -62,7 +69,8 @@ fn drive(runtime: &str, client: impl FnOnce(&Path) -> Command) {
         )
         .env("ENDPOINT", address.trim_start_matches("https://"))
         .env("CA", server.data_dir().join("tls/sandbox-ca.crt"))
-        .env("APIKEY", key(&server, "contract", &[]))
+        .env("APIKEY", api_key)
+        .env("SECRET", SECRET)
         .env("KEY", dir.path().join("key.pem"))
         .env("CSR", dir.path().join("csr.pem"))
         .env("RUNTIME", runtime)
@@ -71,6 +79,7 @@ fn drive(runtime: &str, client: impl FnOnce(&Path) -> Command) {
     let ran = crate::identity::ran(&mut bounded);
     assert_eq!(ran.code, 0, "{}", ran.all());
     assert!(ran.out().contains("every call was made"), "{}", ran.all());
+    assert!(!server.log_text().contains(SECRET));
     server.assert_traces(0);
 }
 

@@ -92,6 +92,7 @@ def sessions(client):
         runtime_class=os.environ["RUNTIME"],
         allowed_hosts=["example.com"],
         env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/workspace/wheels", "GREETING": "hi"},
+        secret_refs=[pb.SecretRef(secret_name="github", key="token", env_var="TOKEN")],
     )
     sid = made.session_id
     assert sid.startswith("sess-"), sid
@@ -100,6 +101,7 @@ def sessions(client):
     equal(shown.runtime_class, os.environ["RUNTIME"])
     equal(list(shown.allowed_hosts), ["example.com"])
     equal(sorted(shown.env_keys), ["GREETING", "PIP_FIND_LINKS", "PIP_NO_INDEX"])
+    equal(list(shown.secret_env_vars), ["TOKEN"])
     equal([one.session_id for one in client.ListSessions().sessions], [sid])
     equal(len(client.ListSessions(phase="all").sessions), 1)
     hosts = client.UpdateAllowedHosts(session_id=sid, hosts=["example.org", "*.example.net"]).hosts
@@ -124,6 +126,7 @@ def commands(client, sid):
     equal((done.stdout, done.stderr, done.exit_code), ("/workspace\nhi\n", "oops\n", 7))
     equal((done.status, done.session_id, done.language), ("completed", sid, "bash"))
     equal(client.Exec(session_id=sid, command="pwd", workdir="/tmp").stdout, "/tmp\n")
+    equal(client.Exec(session_id=sid, command="echo ${#TOKEN}").stdout, f"{len(os.environ['SECRET'])}\n")
     slow = client.Exec(session_id=sid, command="echo begun; sleep 1000", timeout=1)
     equal((slow.status, slow.stdout), ("timed_out", "begun\n"))
     assert slow.exit_code != 0 and slow.duration_ms >= 1000, slow
@@ -224,6 +227,12 @@ def files(client, sid):
     refused(grpc.StatusCode.FAILED_PRECONDITION, "k8e.v1 ReadFile", client.ReadFile, session_id=sid, path="binary")
     equal(client.ReadFile(session_id=sid, path="empty").content, "")
     refused(grpc.StatusCode.INVALID_ARGUMENT, "/workspace", client.WriteFile, session_id=sid, path="/etc/x")
+    large = "0123456789abcde\n" * (2 * MIB)
+    client.WriteFile(session_id=sid, path="large", content=large)
+    assert client.ReadFile(session_id=sid, path="large").content == large, "32 MiB came back different"
+    client.Exec(session_id=sid, command="cat large large large > larger")
+    refused(grpc.StatusCode.FAILED_PRECONDITION, "k8e.v1 ReadFile", client.ReadFile, session_id=sid, path="larger")
+    client.Exec(session_id=sid, command="rm large larger")
     listed = {one.path: one for one in client.ListFiles(session_id=sid).files}
     assert "/workspace/deep/er" not in listed, listed
     equal(listed["/workspace/link"].type, "symlink")
