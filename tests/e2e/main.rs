@@ -8,6 +8,7 @@ mod bad_input;
 mod bench;
 mod check_config;
 mod cli;
+mod contract;
 mod crash;
 mod crowd;
 mod egress;

@@ -123,7 +123,8 @@ pub(crate) fn test_some(args: &[OsString]) -> Outcome {
 fn with_binaries(command: &mut Command, binaries: &Binaries) -> Outcome {
     command
         .env("K8E_BIN", &binaries.k8e)
-        .env("K8E_GUEST_BIN", &binaries.guest);
+        .env("K8E_GUEST_BIN", &binaries.guest)
+        .env("K8E_TOOLS_DIR", setup::tools_dir()?);
     process::run(command)
 }
 

@@ -3,6 +3,7 @@
 //! Programs count only where a sandbox sees them (`/usr` and `/usr/local`): the tests run them
 //! inside.
 
+mod clients;
 mod runsc;
 
 use crate::{Outcome, binaries, process};
@@ -96,12 +97,18 @@ pub(crate) fn run() -> Outcome {
     system_packages()?;
     runsc::install()?;
     tsx()?;
+    clients::install(&tools_dir()?)?;
     cargo_deny().map(drop)
+}
+
+/// Where tools are that no system package has.
+pub(crate) fn tools_dir() -> Result<PathBuf, String> {
+    Ok(binaries::target_dir()?.join("tools"))
 }
 
 /// A cargo-deny that reads our deny.toml; built into target/tools when there is none.
 pub(crate) fn cargo_deny() -> Result<PathBuf, String> {
-    let tools = binaries::target_dir()?.join("tools");
+    let tools = tools_dir()?;
     let own = tools.join("bin/cargo-deny");
     if let Some(found) = [own.clone(), "cargo-deny".into()]
         .into_iter()

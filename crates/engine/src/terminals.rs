@@ -102,6 +102,8 @@ impl Sessions {
         id: &TerminalId,
         mut data: Bytes,
     ) -> Result<(), Error> {
+        // Also for who types nothing.
+        self.shared.terminals.find(who, id)?;
         while !data.is_empty() {
             let chunk = data.split_to(data.len().min(CHUNK_BYTES));
             let bytes = chunk.len() as u64;

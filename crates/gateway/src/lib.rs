@@ -10,6 +10,7 @@ mod auth;
 mod broken_off;
 mod catch_panic;
 mod compat;
+mod deadline;
 mod error;
 mod expose;
 mod grpc;
@@ -274,6 +275,7 @@ async fn serve_unix(
 ) -> Result<(), Error> {
     tuned(Server::builder())
         .layer(count)
+        .layer(deadline::DeadlineLayer)
         .layer(admit)
         .layer(MapRequestLayer::new(broken_off::told))
         .layer(catch_panic::CatchPanicLayer)
@@ -294,6 +296,7 @@ async fn serve_tcp(
     let incoming = secure::accept(door.listener, TCP_CONNECTIONS_MAX, config, group);
     let served = tuned(Server::builder())
         .layer(count)
+        .layer(deadline::DeadlineLayer)
         .layer(admit)
         .layer(MapRequestLayer::new(broken_off::told))
         .layer(catch_panic::CatchPanicLayer)

@@ -5,6 +5,7 @@ mod admin;
 mod approvals;
 mod background;
 mod bounds;
+mod compat;
 mod doors;
 mod egress;
 mod expose;

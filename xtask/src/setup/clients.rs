@@ -1,0 +1,59 @@
+//! Other people's gRPC stacks, for the contract test: what K8E's clients are made of.
+//!
+//! They live below `target/tools`, with pinned versions. What is there with other versions, or was
+//! not finished, is made anew.
+
+use crate::{Outcome, process};
+use std::path::Path;
+use std::process::Command;
+
+const PYTHON: &[&str] = &["grpcio==1.85.1", "grpcio-tools==1.85.1", "protobuf==7.36.2"];
+
+const NODE: &[&str] = &["@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1"];
+
+/// Written last: what is there, whole.
+const DONE: &str = "installed";
+
+/// Makes sure that both are in `tools`.
+pub(super) fn install(tools: &Path) -> Outcome {
+    let dir = tools.join("contract");
+    installed(&dir.join("python"), PYTHON, python)?;
+    installed(&dir.join("node"), NODE, node)
+}
+
+fn installed(dir: &Path, packages: &[&str], install: impl FnOnce(&Path) -> Outcome) -> Outcome {
+    let (done, want) = (dir.join(DONE), packages.join("\n"));
+    if std::fs::read_to_string(&done).is_ok_and(|have| have == want) {
+        return Ok(());
+    }
+    eprintln!("installing {} into {}", packages.join(" "), dir.display());
+    if dir.exists() {
+        std::fs::remove_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    }
+    std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    install(dir)?;
+    std::fs::write(&done, want).map_err(|e| format!("{}: {e}", done.display()))
+}
+
+fn python(dir: &Path) -> Outcome {
+    let python = process::system_program("python3").ok_or("python3 is missing")?;
+    process::run(Command::new(python).args(["-m", "venv"]).arg(dir))?;
+    let mut command = Command::new(dir.join("bin/python"));
+    // Wheels only: building these takes many minutes.
+    command.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"]);
+    process::run(command.args(PYTHON))
+}
+
+fn node(dir: &Path) -> Outcome {
+    let npm = process::system_program("npm").ok_or("npm is missing")?;
+    // A project of its own, or npm would look for one in the directories above.
+    let project = dir.join("package.json");
+    std::fs::write(&project, "{\"private\": true}\n")
+        .map_err(|e| format!("{}: {e}", project.display()))?;
+    let mut command = Command::new(npm);
+    command
+        .current_dir(dir)
+        .args(["install", "--save-exact", "--ignore-scripts"])
+        .args(["--no-audit", "--no-fund", "--loglevel=error"]);
+    process::run(command.args(NODE))
+}
