@@ -853,7 +853,8 @@ async fn a_session_is_paused_with_its_sub_agents() {
     assert!(store.set_paused(&id("a"), false).await.unwrap());
     assert_eq!(phase("a-sub").await, Phase::Active);
     assert!(store.set_paused(&id("a"), true).await.unwrap());
-    let end = store.set_phase(&id("a"), Phase::Terminating, "why", 10);
+    let parent = id("a");
+    let end = store.set_phase(&parent, Phase::Terminating, "why", 10);
     assert!(end.await.unwrap());
     assert!(!store.set_paused(&id("none"), true).await.unwrap());
 }

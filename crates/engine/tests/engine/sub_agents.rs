@@ -7,8 +7,9 @@ impl Server {
     async fn sub_agent(&self, parent: &str) -> Result<SessionView, Error> {
         // No directory of its own: the fake's workspace is this machine's.
         let spec = SubAgentSpec::new("helper", "").unwrap();
-        let made = self.sessions.create_sub_agent(&me(), &sid(parent), spec);
-        made.await
+        self.sessions
+            .create_sub_agent(&me(), &sid(parent), spec)
+            .await
     }
 
     async fn child(&self, parent: &str) -> String {
