@@ -40,7 +40,14 @@ fn script(name: &str) -> PathBuf {
 
 /// Runs a client against a server of its own, and shows what it said if it fails.
 fn drive(runtime: &str, client: impl FnOnce(&Path) -> Command) {
-    let flags = ["--listen", "127.0.0.1:0", "--default-runtime", runtime];
+    let flags = [
+        "--listen",
+        "127.0.0.1:0",
+        "--expose-listen",
+        "127.0.0.1:0",
+        "--default-runtime",
+        runtime,
+    ];
     let server = Server::start_with(&flags);
     let dir = tempfile::tempdir().unwrap();
     let own = KeyPair::generate().unwrap();
@@ -70,6 +77,8 @@ fn drive(runtime: &str, client: impl FnOnce(&Path) -> Command) {
         .env("ENDPOINT", address.trim_start_matches("https://"))
         .env("CA", server.data_dir().join("tls/sandbox-ca.crt"))
         .env("APIKEY", api_key)
+        .env("ADMIN_KEY", server.data_dir().join("tls/admin/client.key"))
+        .env("ADMIN_CERT", server.data_dir().join("tls/admin/client.crt"))
         .env("SECRET", SECRET)
         .env("KEY", dir.path().join("key.pem"))
         .env("CSR", dir.path().join("csr.pem"))

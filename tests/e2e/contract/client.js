@@ -251,30 +251,70 @@ async function terminals(client, sid) {
   assert.equal(destroyed.ok, true);
 }
 
-// Calls that the server does not serve yet: whoever adds one says here what it does.
-async function notYet(client, sid) {
-  const calls = {
-    PauseSession: { session_id: sid },
-    ResumeSession: { session_id: sid },
-    RunSubAgent: { parent_session_id: sid },
-    ConfirmAction: { session_id: sid, action: 'deploy' },
-    ApproveAction: { approval_id: 'x' },
-    SnapshotPut: { name: 'x', layers: ['y'] },
-    SnapshotGet: { name: 'x' },
-    SnapshotList: {},
-    ExposeService: { session_id: sid, port: 8080 },
-    UnexposeService: { session_id: sid, port: 8080 },
-    ListExposed: { session_id: sid },
-  };
-  for (const [rpc, request] of Object.entries(calls)) {
-    await refused(status.UNIMPLEMENTED, rpc, client.call(rpc, request));
+// Nothing in it runs, nothing of it is lost.
+async function pausing(client, sid) {
+  assert.equal((await client.call('PauseSession', { session_id: sid })).ok, true);
+  assert.equal((await client.call('GetSession', { session_id: sid })).phase, 'Paused');
+  await refused(status.FAILED_PRECONDITION, 'paused', client.call('Exec', { session_id: sid, command: 'true' }));
+  assert.equal((await client.call('ResumeSession', { session_id: sid })).ok, true);
+  const ran = await client.call('Exec', { session_id: sid, command: 'echo back' });
+  assert.equal(ran.stdout, 'back\n');
+}
+
+// A child that runs commands, where its parent's files are.
+async function subAgents(client, sid) {
+  await client.call('WriteFile', { session_id: sid, path: 'shared.txt', content: 'of the parent' });
+  const child = (await client.call('RunSubAgent', { parent_session_id: sid })).session_id;
+  const ran = await client.call('Exec', { session_id: child, command: 'cat shared.txt; exit 9' });
+  assert.deepEqual([ran.stdout, ran.exit_code], ['of the parent', 9]);
+  await refused(status.PERMISSION_DENIED, 'max depth 1', client.call('RunSubAgent', { parent_session_id: child }));
+  assert.equal((await client.call('DestroySession', { session_id: child })).ok, true);
+}
+
+// Who asks waits, and somebody else answers.
+async function approvals(client, sid) {
+  const person = new Client(read('ADMIN_KEY'), read('ADMIN_CERT'));
+  const { approval_id } = await client.call('ConfirmAction', { session_id: sid, action: 'drop the database' });
+  const decision = { approval_id, approved: true, reason: 'because' };
+  await refused(status.PERMISSION_DENIED, 'who asked', client.call('ApproveAction', decision));
+  const waiting = client.call('ConfirmAction', { session_id: sid, approval_id });
+  assert.equal((await person.call('ApproveAction', decision)).ok, true);
+  assert.equal((await waiting).approved, true);
+}
+
+// Names and what they stand for.
+async function snapshots(client) {
+  const layers = ['a'.repeat(64), 'b'.repeat(64)];
+  assert.equal((await client.call('SnapshotPut', { name: 'base', layers })).layers, 2);
+  assert.deepEqual((await client.call('SnapshotGet', { name: 'base' })).layers, layers);
+  assert.deepEqual((await client.call('SnapshotList')).names, ['base']);
+}
+
+// A URL that opens a service on the sandbox's own loopback, for who has all of it.
+async function exposed(client, sid) {
+  const command = 'exec python3 -m http.server 8123 --bind 127.0.0.1';
+  await client.call('Exec', { session_id: sid, command, background: true });
+  const { url } = await client.call('ExposeService', { session_id: sid, port: 8123 });
+  // The first answer is a cookie and where to go with it, and fetch keeps no cookies.
+  const token = new URL(url).searchParams.get('k8e_token');
+  const bare = url.split('?')[0];
+  const get = (headers) => fetch(bare, { headers }).then((answer) => answer.status);
+  const deadline = Date.now() + SOON;
+  while ((await get({ authorization: `Bearer ${token}` })) !== 200) {
+    assert.ok(Date.now() < deadline, 'the service did not come');
+    await pause(50);
   }
+  assert.equal(await get({}), 404);
+  assert.equal((await client.call('ListExposed', { session_id: sid })).services.length, 1);
+  assert.equal((await client.call('UnexposeService', { session_id: sid, port: 8123 })).ok, true);
+  assert.equal(await get({ authorization: `Bearer ${token}` }), 404);
 }
 
 async function main() {
   const client = await logIn();
   const sid = await sessions(client);
-  for (const part of [commands, brokenOff, streams, background, files, pip, history, terminals, notYet]) {
+  const parts = [commands, brokenOff, streams, background, files, pip, history, terminals];
+  for (const part of [...parts, pausing, subAgents, approvals, snapshots, exposed]) {
     const begun = Date.now();
     await part(client, sid);
     console.log(`${part.name}: ${(Date.now() - begun) / 1000} s`);

@@ -6,6 +6,8 @@ import os
 import ssl
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import grpc
 
@@ -360,28 +362,101 @@ def many_terminals(client, sid):
         screen.stream.cancel()
 
 
-def not_yet(client, sid):
-    """Calls that the server does not serve yet: whoever adds one says here what it does."""
-    for rpc, fields in {
-        "PauseSession": dict(session_id=sid),
-        "ResumeSession": dict(session_id=sid),
-        "RunSubAgent": dict(parent_session_id=sid),
-        "ConfirmAction": dict(session_id=sid, action="deploy"),
-        "ApproveAction": dict(approval_id="x"),
-        "SnapshotPut": dict(name="x", layers=["y"]),
-        "SnapshotGet": dict(name="x"),
-        "SnapshotList": dict(),
-        "ExposeService": dict(session_id=sid, port=8080),
-        "UnexposeService": dict(session_id=sid, port=8080),
-        "ListExposed": dict(session_id=sid),
-    }.items():
-        refused(grpc.StatusCode.UNIMPLEMENTED, rpc, getattr(client, rpc), **fields)
+def pausing(client, sid):
+    """Nothing in it runs, nothing of it is lost."""
+    failed = grpc.StatusCode.FAILED_PRECONDITION
+    refused(failed, "is not paused", client.ResumeSession, session_id=sid)
+    equal(client.PauseSession(session_id=sid).ok, True)
+    equal(client.GetSession(session_id=sid).phase, "Paused")
+    equal([one.session_id for one in client.ListSessions(phase="Paused").sessions], [sid])
+    refused(failed, "is not active (phase=", client.PauseSession, session_id=sid)
+    refused(failed, "paused", client.Exec, session_id=sid, command="true")
+    equal(client.ResumeSession(session_id=sid).ok, True)
+    equal(client.Exec(session_id=sid, command="echo back").stdout, "back\n")
+
+
+def sub_agents(client, sid):
+    """A child that runs commands, where its parent's files are."""
+    client.WriteFile(session_id=sid, path="shared.txt", content="of the parent")
+    child = client.RunSubAgent(parent_session_id=sid, agent_type="tester", workspace_path="/workspace/child").session_id
+    ran = client.Exec(session_id=child, command="pwd; cat ../shared.txt; echo of the child > own.txt; exit 9")
+    equal((ran.stdout, ran.exit_code), ("/workspace/child\nof the parent", 9))
+    equal(client.ReadFile(session_id=sid, path="child/own.txt").content, "of the child\n")
+    denied = grpc.StatusCode.PERMISSION_DENIED
+    refused(denied, "max depth 1 reached", client.RunSubAgent, parent_session_id=child)
+    refused(grpc.StatusCode.NOT_FOUND, "not found", client.RunSubAgent, parent_session_id="sess-nope")
+    equal(client.DestroySession(session_id=child).ok, True)
+    equal(client.Exec(session_id=sid, command="cat child/own.txt").stdout, "of the child\n")
+
+
+def approvals(client, sid):
+    """Who asks waits, and somebody else answers."""
+    person = Client(read("ADMIN_KEY"), read("ADMIN_CERT"))
+    missing = grpc.StatusCode.NOT_FOUND
+    for answer in [True, False]:
+        asked = client.ConfirmAction(session_id=sid, action="drop the database")
+        equal(asked.approved, False)
+        denied = grpc.StatusCode.PERMISSION_DENIED
+        refused(denied, "cannot be decided by who asked", client.ApproveAction, approval_id=asked.approval_id, approved=True)
+        # Who stops waiting loses nothing.
+        late = grpc.StatusCode.DEADLINE_EXCEEDED
+        refused(late, "", client.ConfirmAction, session_id=sid, approval_id=asked.approval_id, deadline=0.3)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.ConfirmAction, session_id=sid, approval_id=asked.approval_id)
+            equal(person.ApproveAction(approval_id=asked.approval_id, approved=answer, reason="because").ok, True)
+            equal(waiting.result(SOON).approved, answer)
+        twice = grpc.StatusCode.FAILED_PRECONDITION
+        refused(twice, "already", person.ApproveAction, approval_id=asked.approval_id, approved=not answer)
+    refused(missing, "not found", client.ConfirmAction, session_id=sid, approval_id="approval-nope")
+    events = [json.loads(event) for event in client.GetEvents(session_id=sid).events]
+    assert any("because" in json.dumps(event) for event in events), events
+
+
+def snapshots(client, sid):
+    """Names and what they stand for."""
+    layers = [digit * 64 for digit in "0123456789abcdef"]
+    put = client.SnapshotPut(name="base", layers=layers)
+    equal((put.name, put.layers), ("base", 16))
+    equal(list(client.SnapshotGet(name="base").layers), layers)
+    equal(list(client.SnapshotList().names), ["base"])
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    refused(invalid, "name and layers required", client.SnapshotPut, name="base")
+    refused(invalid, "", client.SnapshotPut, name="../../etc/passwd", layers=layers)
+    refused(grpc.StatusCode.NOT_FOUND, "not found", client.SnapshotGet, name="other")
+
+
+def exposed(client, sid):
+    """A URL that opens a service on the sandbox's own loopback, for who has all of it."""
+    serve = "mkdir -p site && echo hello > site/index.html && exec python3 -m http.server 8123 --bind 127.0.0.1 --directory site"
+    run = client.Exec(session_id=sid, command=serve, background=True).run_id
+    url = client.ExposeService(session_id=sid, port=8123).url
+    assert f"/k8e/expose/{sid}/8123/" in url, url
+    equal(client.ExposeService(session_id=sid, port=8123).url, url)
+
+    def get(url):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor())
+        try:
+            with opener.open(url, timeout=SOON) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, b""
+
+    until("the service", lambda: get(url) == (200, b"hello\n"))
+    equal(get(url.split("?")[0])[0], 404)
+    equal([(one.port, one.url) for one in client.ListExposed(session_id=sid).services], [(8123, url)])
+    equal(client.UnexposeService(session_id=sid, port=8123).ok, True)
+    equal(client.UnexposeService(session_id=sid, port=8123).ok, False)
+    equal(get(url)[0], 404)
+    equal(list(client.ListExposed(session_id=sid).services), [])
+    refused(grpc.StatusCode.INVALID_ARGUMENT, "port must be in [1, 65535]", client.ExposeService, session_id=sid, port=0)
+    equal(client.PollRun(run_id=run).status, "running")
 
 
 def main():
     client = log_in()
     sid = sessions(client)
-    for part in [commands, broken_off, streams, background, files, pip, history, terminals, many_terminals, not_yet]:
+    parts = [commands, broken_off, streams, background, files, pip, history, terminals, many_terminals]
+    for part in parts + [pausing, sub_agents, approvals, snapshots, exposed]:
         begun = time.monotonic()
         part(client, sid)
         print(f"{part.__name__}: {time.monotonic() - begun:.1f} s", flush=True)
