@@ -5,6 +5,7 @@
 //! and prints how long each call took.
 
 mod calls;
+mod others;
 
 use calls::Caller;
 use k8e_api::client::Endpoint;
@@ -36,8 +37,20 @@ fn two_hundred_clients_call_everything() {
     let seconds = std::env::var("K8E_LOAD_SECONDS").ok();
     let seconds = seconds.map_or(SECONDS, |seconds| seconds.parse().unwrap());
     let flags = ["--default-runtime", "native", "--max-sessions", "600"];
-    let mut server =
-        Server::start_with(&[&flags[..], &["--pool-min", "0", "--pool-max", "8"]].concat());
+    let mut server = Server::start_with(
+        &[
+            &flags[..],
+            &[
+                "--expose-listen",
+                "127.0.0.1:0",
+                "--pool-min",
+                "0",
+                "--pool-max",
+                "8",
+            ],
+        ]
+        .concat(),
+    );
     server.session().destroy();
     let descriptors = descriptors(server.pid());
     let times = Times::default();

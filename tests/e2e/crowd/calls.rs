@@ -11,8 +11,8 @@ use tonic::{Code, Response, Status};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) struct Caller {
-    client: Client,
-    session: String,
+    pub(super) client: Client,
+    pub(super) session: String,
     dice: u64,
     times: Times,
 }
@@ -34,7 +34,7 @@ impl Caller {
 
     /// One thing that somebody might do.
     pub(super) async fn call(&mut self) {
-        match self.roll(14) {
+        match self.roll(19) {
             0..=2 => self.run().await,
             3 => self.python().await,
             4 => self.file().await,
@@ -45,6 +45,11 @@ impl Caller {
             9 => self.cancel().await,
             10 | 11 => self.terminal().await,
             12 => self.hosts().await,
+            13 => self.pausing().await,
+            14 => self.sub_agent().await,
+            15 => self.approval().await,
+            16 => self.snapshot().await,
+            17 => self.exposure().await,
             _ => {
                 self.leave().await;
                 self.renew().await;
@@ -72,7 +77,7 @@ impl Caller {
         }
     }
 
-    async fn run(&mut self) {
+    pub(super) async fn run(&mut self) {
         let n = self.roll(1000);
         let said = self.ran(v1::run_start::Program::Argv(v1::Argv {
             args: vec!["echo".into(), n.to_string().into()],
@@ -381,13 +386,17 @@ impl Caller {
     }
 
     /// A call that must work.
-    async fn time<T>(&self, name: &'static str, call: impl Future<Output = Answer<T>>) -> T {
+    pub(super) async fn time<T>(
+        &self,
+        name: &'static str,
+        call: impl Future<Output = Answer<T>>,
+    ) -> T {
         let answer = self.try_time(name, call).await;
         answer.unwrap_or_else(|| panic!("{name} has no limit that could be reached here"))
     }
 
     /// A call that may run into a documented limit: none then.
-    async fn try_time<T>(
+    pub(super) async fn try_time<T>(
         &self,
         name: &'static str,
         call: impl Future<Output = Answer<T>>,
@@ -413,7 +422,7 @@ impl Caller {
     }
 
     /// Less than `sides`.
-    fn roll(&mut self, sides: u64) -> u64 {
+    pub(super) fn roll(&mut self, sides: u64) -> u64 {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;
         self.dice ^= self.dice << 17;
