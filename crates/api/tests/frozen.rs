@@ -54,9 +54,11 @@ fn fields(message: &DescriptorProto) -> Vec<String> {
 }
 
 fn field(message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
-    let of = |field: &FieldDescriptorProto| match field.r#type() {
-        Type::Message | Type::Enum => short(field.type_name()).to_owned(),
-        plain => format!("{plain:?}").to_lowercase(),
+    let of = |field: &FieldDescriptorProto| {
+        if [Type::Message, Type::Enum].contains(&field.r#type()) {
+            return short(field.type_name()).to_owned();
+        }
+        format!("{:?}", field.r#type()).to_lowercase()
     };
     let entry = message.nested_type.iter().find(|nested| {
         nested

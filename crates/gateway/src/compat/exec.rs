@@ -8,6 +8,14 @@ use k8e_engine::{Error, Run, RunEvent, RunRequest, RunTarget, Sessions};
 use k8e_model::{Code, Command, Outcome, Principal};
 use tonic::Status;
 
+/// K8E's command line takes these for a session that expired, makes a new one and runs the command
+/// again.
+const RUN_AGAIN: [tonic::Code; 3] = [
+    tonic::Code::NotFound,
+    tonic::Code::FailedPrecondition,
+    tonic::Code::Unavailable,
+];
+
 pub(super) async fn exec(
     sessions: &Sessions,
     who: &Principal,
@@ -76,17 +84,22 @@ pub(super) async fn to_end(
     Err(to_status(Code::Internal, "the run ended without an end"))
 }
 
-/// What goes wrong once a command has begun. K8E's command line takes `NotFound`,
-/// `FailedPrecondition` and `Unavailable` for a session that expired, makes a new one and runs the
-/// command again: what has begun must not be run twice, so it is told another code.
+/// What goes wrong once a command has begun: it must not be run twice, so it is told another code.
 pub(super) fn broken(error: Error) -> Status {
     let status = engine_status(error);
-    match status.code() {
-        tonic::Code::NotFound | tonic::Code::FailedPrecondition | tonic::Code::Unavailable => {
-            Status::aborted(status.message())
-        }
-        _ => status,
+    if RUN_AGAIN.contains(&status.code()) {
+        return Status::aborted(status.message());
     }
+    status
+}
+
+fn not_started(error: Error) -> Status {
+    let Error::SessionBusy { max, .. } = error else {
+        return engine_status(error);
+    };
+    // In K8E's words. Here only those count that are not over.
+    let message = format!("background run limit reached ({max} active runs); wait for one to end");
+    to_status(Code::Exhausted, &message)
 }
 
 async fn start(
@@ -100,14 +113,7 @@ async fn start(
     let started = sessions
         .start_background(who, RunRequest { target, command })
         .await
-        .map_err(|error| match error {
-            // In K8E's words. Here only those count that are not over.
-            Error::SessionBusy { max, .. } => to_status(
-                Code::Exhausted,
-                &format!("background run limit reached ({max} active runs); wait for one to end"),
-            ),
-            error => engine_status(error),
-        })?;
+        .map_err(not_started)?;
     Ok(k8e::ExecResponse {
         session_id: request.session_id,
         run_id: started.run.id.to_string(),
