@@ -224,7 +224,7 @@ mod tests {
             split(&query),
             ("a=1&b=%20&k8e_tokens=2".to_owned(), vec![token])
         );
-        let many = [format!("k8e_token={text}")].repeat(100).join("&");
+        let many = vec![format!("k8e_token={text}"); 100].join("&");
         let (rest, tokens) = split(&many);
         assert_eq!((rest.as_str(), tokens.len()), ("", TOKENS_MAX));
     }
