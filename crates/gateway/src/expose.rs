@@ -160,7 +160,7 @@ async fn serve_one(stream: Counted<TcpStream>, view: Arc<View>) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_WITHIN)
-        .max_buf_size(HEAD_BYTES_MAX)
+        .max_header_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();

@@ -94,7 +94,7 @@ async fn ask(
     request: Request<Incoming>,
 ) -> Result<(Response<Incoming>, Held), Failed> {
     let (mut sender, connection) = http1::Builder::new()
-        .max_buf_size(HEAD_BYTES_MAX)
+        .max_header_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .handshake(TokioIo::new(connection))
         .await
