@@ -25,6 +25,8 @@ const USAGE: &str = "usage: cargo xtask <task>
   build [--release]    build the static guest and the k8e binary that carries it
   run <args…>          build, then run `k8e <args…>`
   test [args…]         build, then `cargo test` with these arguments (e.g. `-p k8e-e2e escape`)
+  fuzz [target] [--seconds N] [--seed N]
+                       feed the decoders with mutations of fuzz/corpus, 10 seconds each
   setup                install what the tests need: system packages, tsx, cargo-deny
   ci                   everything that must be green before a commit lands
   tidy                 the house rules that rustc and clippy cannot check
@@ -58,6 +60,7 @@ fn dispatch(args: &[OsString]) -> Outcome {
         ["build", "--release"] => binaries::build(Flavor::Dist).map(drop),
         ["run", ..] => binaries::run(&args[1..], &called_from),
         ["test", ..] => ci::test_some(&args[1..]),
+        ["fuzz", ..] => ci::fuzz(&args[1..]),
         ["setup"] => setup::run(),
         ["ci"] => ci::run(),
         ["tidy"] => tidy::run(),

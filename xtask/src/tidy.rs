@@ -8,7 +8,7 @@ use crate::{Outcome, binaries};
 use std::path::{Path, PathBuf};
 
 /// Where our Rust is.
-const SOURCE_DIRS: &[&str] = &["crates", "xtask", "tests"];
+const SOURCE_DIRS: &[&str] = &["crates", "fuzz", "xtask", "tests"];
 
 /// How deep source folders may nest: more than this is a symlink loop.
 const FOLDER_DEPTH_MAX: usize = 16;

@@ -9,6 +9,7 @@ mod answers;
 mod cache;
 mod exchange;
 mod flights;
+pub(crate) mod fuzzing;
 mod look_up;
 mod message;
 mod name;

@@ -23,6 +23,13 @@ mod udp;
 mod ward;
 pub mod wire;
 
+/// For the crate `fuzz`: decoders that are nobody else's business.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::dns::fuzzing::*;
+    pub use crate::tcp::fuzzing::*;
+}
+
 pub use error::EgressError;
 pub use gate::{Config, Egress, Gate};
 pub use journal::FlowStream;

@@ -7,6 +7,7 @@ mod bandwidth;
 mod carrier;
 mod check;
 mod cursor;
+pub(crate) mod fuzzing;
 mod hello;
 mod http;
 mod opening;

@@ -5,6 +5,7 @@
 //! with is taken back.
 
 pub(crate) mod admit;
+pub(crate) mod fuzzing;
 pub(crate) mod login;
 pub(crate) mod loopback;
 pub(crate) mod peer;

@@ -21,6 +21,12 @@ mod rotate;
 mod secure;
 mod socket;
 
+/// For the crate `fuzz`: decoders that are nobody else's business.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::auth::fuzzing::*;
+}
+
 pub use admin::Admin;
 pub use auth::peer::group_id;
 pub use error::Error;

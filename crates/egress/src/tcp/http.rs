@@ -5,6 +5,7 @@
 //! the same bytes, and nothing can hide between two of them.
 
 mod body;
+pub(super) mod fuzzing;
 mod head;
 mod shared;
 mod talk;

@@ -6,6 +6,7 @@
 //! they are; the next handshake has the new certificate. File names are K8E's.
 
 mod files;
+pub(super) mod fuzzing;
 mod issue;
 pub(crate) mod names;
 

@@ -1,0 +1,75 @@
+//! Messages of anybody's, and what must hold whatever is in them. For the crate `fuzz`.
+
+use super::answer::{self, Answer, CHAIN_MAX};
+use super::message::{BadQuery, HEADER_BYTES, QUERY_BYTES_MAX, Query, Transport};
+use hickory_proto::op::ResponseCode;
+use k8e_model::egress::HostName;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+/// A question of a sandbox's. Returns what became of it.
+pub fn dns_query(bytes: &[u8]) -> String {
+    let query = match Query::parse(bytes) {
+        Err(BadQuery::Silence) => return "silence".to_owned(),
+        Err(BadQuery::Reply(reply)) => {
+            check_reply(&reply, bytes);
+            return format!("refused {:?}", reply.get(3).map(|code| code & 15));
+        }
+        Ok(query) => query,
+    };
+    assert!(bytes.len() <= QUERY_BYTES_MAX);
+    assert!(query.shown().chars().count() <= 253);
+    let hosts = [host("a.example"), host("cdn.example")];
+    let addresses: Vec<Ipv4Addr> = (0..32).map(Ipv4Addr::from_bits).collect();
+    let replies = [
+        query.code(ResponseCode::NXDomain),
+        query.answer(&hosts, &addresses, Duration::MAX),
+    ];
+    for reply in replies {
+        for (transport, most) in [(Transport::Udp, 4096), (Transport::Tcp, 65535)] {
+            let reply = query.encode(reply.clone(), transport);
+            let reply = reply.expect("what was asked can be answered");
+            assert!(reply.len() <= most, "{} bytes", reply.len());
+            check_reply(&reply, bytes);
+        }
+    }
+    if let Some(host) = &query.host {
+        let question = answer::question(7, host).expect("a host can be asked for");
+        let again = Query::parse(&question).expect("what we ask is a question");
+        assert_eq!(again.host.as_ref(), Some(host));
+    }
+    let kind = format!("{:?}", query.kind);
+    format!("{} {:.8}", query.host.is_some(), kind)
+}
+
+/// A reply of somebody's to a question of ours. Returns what became of it.
+pub fn dns_answer(bytes: &[u8]) -> String {
+    let host = host("example.com");
+    // Whoever guesses is taken to have guessed right.
+    let id = bytes.first_chunk().map_or(0, |id| u16::from_be_bytes(*id));
+    let records = match answer::read(bytes, id, &host) {
+        Ok(Answer::Records(records)) => records,
+        other => return format!("{other:?}"),
+    };
+    assert!(records.len() <= bytes.len() / 11, "each has a head");
+    let led = answer::follow(&records, &host, CHAIN_MAX);
+    if let Ok(led) = &led {
+        assert!(led.chain.len() <= CHAIN_MAX && led.addresses.len() <= answer::ADDRESSES_MAX);
+    }
+    let sizes = led.map(|led| (led.chain.len().min(3), led.addresses.len().min(3)));
+    match sizes {
+        Ok((chain, addresses)) => format!("{} {}", "c".repeat(chain), "a".repeat(addresses)),
+        Err(nowhere) => format!("{nowhere:?}"),
+    }
+}
+
+/// It is a reply, to this, and never taken for a question.
+fn check_reply(reply: &[u8], to: &[u8]) {
+    assert!(reply.len() >= HEADER_BYTES);
+    assert_eq!(reply.get(..2), to.get(..2));
+    assert_eq!(Query::parse(reply), Err(BadQuery::Silence));
+}
+
+fn host(text: &str) -> HostName {
+    HostName::parse(text).expect("a constant is a name")
+}

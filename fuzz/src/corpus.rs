@@ -1,0 +1,30 @@
+//! Samples on disk: those that are checked in, and those that broke something.
+
+use crate::Target;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The checked-in samples of a target, by name.
+pub fn load(target: &Target) -> io::Result<Vec<Vec<u8>>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("corpus")
+        .join(target.name);
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        paths.push(entry?.path());
+    }
+    paths.sort();
+    paths.iter().map(std::fs::read).collect()
+}
+
+/// Keeps an input that broke something.
+pub fn save_crash(target: &str, input: &[u8]) -> io::Result<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fuzz");
+    std::fs::create_dir_all(&dir)?;
+    let hash = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let path = dir.join(format!("{target}-{hash:016x}"));
+    std::fs::write(&path, input)?;
+    Ok(path)
+}

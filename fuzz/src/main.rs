@@ -1,0 +1,83 @@
+//! `cargo xtask fuzz`: feeds all targets, or one, for some seconds each.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a tool talks to its terminal"
+)]
+
+use k8e_fuzz::targets::TARGETS;
+use k8e_fuzz::{Target, corpus, run};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const USAGE: &str = "usage: cargo xtask fuzz [TARGET] [--seconds N] [--seed N] [--input FILE]
+
+  feeds each target N seconds (10) with mutations of fuzz/corpus/TARGET; --input feeds one file once";
+
+/// What was asked for.
+#[derive(Default)]
+struct Args {
+    target: Option<String>,
+    seconds: Option<u64>,
+    seed: Option<u64>,
+    input: Option<String>,
+}
+
+fn main() -> ExitCode {
+    match parse().and_then(|args| work(&args)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse() -> Result<Args, String> {
+    let mut parsed = Args::default();
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or(USAGE);
+        let number = |text: String| text.parse::<u64>().map_err(|_| USAGE.to_owned());
+        match arg.as_str() {
+            "--seconds" => parsed.seconds = Some(number(value()?)?),
+            "--seed" => parsed.seed = Some(number(value()?)?),
+            "--input" => parsed.input = Some(value()?),
+            name if !name.starts_with('-') && parsed.target.is_none() => parsed.target = Some(arg),
+            _ => return Err(USAGE.to_owned()),
+        }
+    }
+    Ok(parsed)
+}
+
+fn work(args: &Args) -> Result<(), String> {
+    let wanted = |target: &&Target| {
+        args.target
+            .as_deref()
+            .is_none_or(|name| name == target.name)
+    };
+    let targets: Vec<&Target> = TARGETS.iter().filter(wanted).collect();
+    if targets.is_empty() {
+        let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
+        return Err(format!("no such target; there are {}", names.join(", ")));
+    }
+    let time = Duration::from_secs(args.seconds.unwrap_or(10));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let seed = args.seed.unwrap_or(now.unwrap_or_default().as_secs());
+    for target in targets {
+        if let Some(path) = &args.input {
+            let input = std::fs::read(path).map_err(|e| format!("{path}: {e}"))?;
+            run::feed(target, &input)?;
+            continue;
+        }
+        let report = run::run(target, seed, time).map_err(|crash| crash.to_string())?;
+        println!(
+            "{}: seed {seed}: {} executions, {} outcomes from {} samples, nothing broke",
+            target.name,
+            report.executions,
+            report.outcomes,
+            corpus::load(target).map_or(0, |samples| samples.len())
+        );
+    }
+    Ok(())
+}
