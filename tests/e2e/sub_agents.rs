@@ -68,7 +68,7 @@ fn they_share_a_sandbox_and_nothing_else(runtime: &str) {
         let deep = server.k8e(&["sandbox", "subagent", &child.id]);
         assert!(deep.out().contains("max depth 1 reached"), "{}", deep.all());
         assert_eq!(deep.json()["detail"], "denied", "{}", deep.all());
-        let hosts = server.k8e(&["sandbox", "allow-hosts", &child.id, "none"]);
+        let hosts = server.k8e(&["sandbox", "allow-hosts", "--session-id", &child.id, "none"]);
         assert!(
             hosts.out().contains("shares its network"),
             "{}",

@@ -1,25 +1,26 @@
 //! One session that is not over: its sandbox, its phase, and who is using it right now.
 
+mod family;
+mod phases;
+
+pub(crate) use phases::{left_active, within};
+
 use crate::Error;
 use crate::metrics;
 use crate::recorder::{Recorder, now_ms};
 use k8e_driver::Sandbox;
 use k8e_egress::Gate;
 use k8e_model::{EgressPolicy, LimitEvents, Phase, Session, UnixMillis};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 /// File and process calls at once in one session: with the runs well under the guest's 512 connections.
 const CALLS_MAX: usize = 256;
 
 /// Calls at once that wait for somebody to decide: more than one for each question that may be open.
 const WAITS_MAX: usize = 256;
-
-/// Sub-agents of one session: they share its limits, and its guest's connections.
-const SUB_AGENTS_MAX: usize = 16;
 
 /// The store learns of a session's last use at most this often.
 const TOUCH_EVERY_MS: i64 = 1000;
@@ -240,76 +241,6 @@ impl Live {
             self.advance(Phase::Paused);
         }
         true
-    }
-
-    /// Active → paused, with its sub-agents. False when it is not active.
-    pub(crate) fn pause(&self) -> bool {
-        let mut state = self.state();
-        if !self.advance(Phase::Paused) {
-            return false;
-        }
-        for child in &state.children {
-            child.advance(Phase::Paused);
-        }
-        self.wake(&mut state);
-        true
-    }
-
-    /// Paused → active, with its sub-agents. False when it is not paused. Its idle time begins anew.
-    pub(crate) fn resume(&self) -> bool {
-        let mut state = self.state();
-        if self.phase() != Phase::Paused {
-            return false;
-        }
-        state.resume();
-        for child in &state.children {
-            child.state().resume();
-            if child.phase() == Phase::Paused {
-                child.advance(Phase::Active);
-            }
-        }
-        self.advance(Phase::Active)
-    }
-
-    /// When it was last resumed by who paused it.
-    pub(crate) fn resumed(&self) -> Option<Instant> {
-        self.state().resumed
-    }
-
-    /// Waits until nobody else freezes, thaws or removes its sandbox.
-    pub(crate) async fn pause_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.pause_turn.lock().await
-    }
-
-    /// Takes a sub-agent in, if there is room.
-    pub(crate) fn adopt(&self, child: &Arc<Self>) -> Result<(), Error> {
-        let mut state = self.state();
-        self.check_phase(&state, false)?;
-        if state.children.len() >= SUB_AGENTS_MAX {
-            return Err(metrics::refused(Error::SessionBusy {
-                id: self.record.id.clone(),
-                what: "sub-agents",
-                max: SUB_AGENTS_MAX,
-            }));
-        }
-        state.children.push(Arc::clone(child));
-        Ok(())
-    }
-
-    /// The same with one of an earlier server's: it was let in then.
-    pub(crate) fn adopt_again(&self, child: &Arc<Self>) {
-        self.state().children.push(Arc::clone(child));
-    }
-
-    /// Lets go of a sub-agent that is over.
-    pub(crate) fn disown(&self, child: &Arc<Self>) {
-        let mut state = self.state();
-        state.children.retain(|other| !Arc::ptr_eq(other, child));
-    }
-
-    /// Its sub-agents that are not over.
-    pub(crate) fn children(&self) -> Vec<Arc<Self>> {
-        self.state().children.clone()
     }
 
     /// Anything alive → terminating. False when somebody else was first.
@@ -581,39 +512,6 @@ impl Drop for Use {
         if state.last_used - state.touched >= TOUCH_EVERY_MS {
             state.touched = state.last_used;
             self.recorder.touch(&self.live.record.id, state.last_used);
-        }
-    }
-}
-
-/// Resolves when the session is over, or about to be.
-pub(crate) async fn left_active(phases: &mut watch::Receiver<Phase>) {
-    // A closed channel means that the session is gone too.
-    phases.wait_for(|phase| phase.is_ending()).await.ok();
-}
-
-/// Waits for `work`, as long as `left` says; the time that the session is paused does not count. None
-/// when that is over.
-pub(crate) async fn within<T>(
-    phases: &watch::Receiver<Phase>,
-    left: &mut Duration,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    let mut phases = phases.clone();
-    let mut work = pin!(work);
-    loop {
-        let since = Instant::now();
-        let paused = *phases.borrow_and_update() == Phase::Paused;
-        let (done, late) = tokio::select! {
-            biased;
-            done = &mut work => (Some(done), false),
-            Ok(()) = phases.changed() => (None, false),
-            () = sleep(*left), if !paused => (None, true),
-        };
-        if !paused {
-            *left = left.saturating_sub(since.elapsed());
-        }
-        if done.is_some() || late {
-            return done;
         }
     }
 }
