@@ -78,6 +78,8 @@ pub(crate) struct Shared {
     closed: Mutex<Option<OwnedRwLockWriteGuard<()>>>,
     /// Held by who removes records of ended sessions.
     trimming: tokio::sync::Mutex<()>,
+    /// A session ended since somebody began to trim.
+    trim_again: std::sync::atomic::AtomicBool,
     /// To finish work from `drop`, where there may be no runtime to ask for.
     pub(crate) runtime: Handle,
 }
@@ -129,6 +131,7 @@ impl Sessions {
             work: Arc::default(),
             closed: Mutex::default(),
             trimming: tokio::sync::Mutex::default(),
+            trim_again: std::sync::atomic::AtomicBool::new(false),
             runtime: Handle::current(),
         });
         shared.recover().await?;

@@ -4,6 +4,7 @@ use super::Shared;
 use crate::error::chain;
 use crate::recorder::now_ms;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
@@ -68,10 +69,19 @@ impl Shared {
 
     /// Keeps what is left of ended sessions within its bounds. Called at every end.
     pub(super) async fn trim(&self) {
-        // Who is at it sees this end too, or the next end does.
-        let Ok(_trimming) = self.trimming.try_lock() else {
-            return;
-        };
+        self.trim_again.store(true, Ordering::SeqCst);
+        // One does it for all. Who asks when that one has looked for the last time does it himself.
+        while self.trim_again.load(Ordering::SeqCst) {
+            let Ok(_trimming) = self.trimming.try_lock() else {
+                return;
+            };
+            while self.trim_again.swap(false, Ordering::SeqCst) {
+                self.trim_once().await;
+            }
+        }
+    }
+
+    async fn trim_once(&self) {
         let (records_max, bytes_max) = (self.config.ended_max, self.config.ended_bytes_max);
         let trimmed = async {
             if !self.store.ended_too_many(records_max, bytes_max).await? {

@@ -161,7 +161,12 @@ pub(crate) struct ServerArgs {
     pool_max: u32,
 
     /// What to log, as in `info` or `k8e_engine=debug`
-    #[arg(long, default_value = "info", env = "K8E_LOG", value_name = "FILTER")]
+    #[arg(
+        long,
+        default_value = "info,rustls=error",
+        env = "K8E_LOG",
+        value_name = "FILTER"
+    )]
     pub(super) log: String,
 
     /// Leave the terminal of whoever started us
