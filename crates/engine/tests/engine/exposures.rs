@@ -72,7 +72,7 @@ async fn a_service_is_exposed_visited_and_taken_back() {
     assert_eq!(exposed.url, url);
     assert!(!format!("{exposed:?}").contains(&token));
     assert_eq!(server.expose("a", port).await.unwrap(), exposed);
-    assert_eq!(server.exposed("a").await, [exposed.clone()]);
+    assert_eq!(server.exposed("a").await, std::slice::from_ref(&exposed));
 
     let open = server.open(&exposed).unwrap();
     let mut connection = open.connect().await.unwrap();
@@ -159,7 +159,7 @@ async fn a_url_outlives_the_server_and_not_its_session() {
 
     let server = server.restart().await;
     server.sessions.serve_exposed_at(BASE.to_owned());
-    assert_eq!(server.exposed("a").await, [exposed.clone()]);
+    assert_eq!(server.exposed("a").await, std::slice::from_ref(&exposed));
     assert!(server.open(&gone).is_none());
     let mut connection = server.open(&exposed).unwrap().connect().await.unwrap();
     server.sessions.destroy(&me(), &sid("a")).await.unwrap();

@@ -151,11 +151,13 @@ fn wants_upgrade(request: &Request<Incoming>) -> bool {
 }
 
 fn not_connected(error: k8e_engine::Error) -> Failed {
-    let status = match error.code() {
-        Code::NotFound => return Failed::Gone,
-        _ if matches!(error, k8e_engine::Error::SessionEnded { .. }) => return Failed::Gone,
-        Code::Exhausted => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::BAD_GATEWAY,
+    if matches!(error, k8e_engine::Error::SessionEnded { .. }) || error.code() == Code::NotFound {
+        return Failed::Gone;
+    }
+    let status = if error.code() == Code::Exhausted {
+        StatusCode::SERVICE_UNAVAILABLE
+    } else {
+        StatusCode::BAD_GATEWAY
     };
     Failed::Unreachable(status, error.to_string())
 }
