@@ -77,8 +77,6 @@ fn drive(runtime: &str, client: impl FnOnce(&Path) -> Command) {
         .env("ENDPOINT", address.trim_start_matches("https://"))
         .env("CA", server.data_dir().join("tls/sandbox-ca.crt"))
         .env("APIKEY", api_key)
-        .env("ADMIN_KEY", server.data_dir().join("tls/admin/client.key"))
-        .env("ADMIN_CERT", server.data_dir().join("tls/admin/client.crt"))
         .env("SECRET", SECRET)
         .env("KEY", dir.path().join("key.pem"))
         .env("CSR", dir.path().join("csr.pem"))

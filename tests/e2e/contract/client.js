@@ -273,7 +273,8 @@ async function subAgents(client, sid) {
 
 // Who asks waits, and somebody else answers.
 async function approvals(client, sid) {
-  const person = new Client(read('ADMIN_KEY'), read('ADMIN_CERT'));
+  // Who is root here, as the kernel says: no key, no certificate.
+  const person = new Client();
   const { approval_id } = await client.call('ConfirmAction', { session_id: sid, action: 'drop the database' });
   const decision = { approval_id, approved: true, reason: 'because' };
   await refused(status.PERMISSION_DENIED, 'who asked', client.call('ApproveAction', decision));
