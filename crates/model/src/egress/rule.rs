@@ -11,6 +11,10 @@ use std::str::FromStr;
 /// connection.
 const WEB_PORTS: [u16; 2] = [80, 443];
 
+/// What stands for a whole policy. A host of that name, however it is spelled, would be shown as the
+/// word and read as it.
+const WORDS: [&str; 2] = ["none", "all"];
+
 /// Who a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
@@ -91,7 +95,10 @@ impl FromStr for Rule {
             return refused("IPv6 addresses cannot be reached: sandboxes have IPv4 only");
         }
         let Some((target, port)) = text.split_once(':') else {
-            let target = text.parse()?;
+            let target: Target = text.parse()?;
+            if WORDS.contains(&target.to_string().as_str()) {
+                return refused("`none` and `all` are written alone, in lower case");
+            }
             return Ok(Self { target, port: None });
         };
         let Some(port) = parse_port(port) else {
@@ -181,6 +188,10 @@ mod tests {
         }
         assert!(error("10.1.2.3/16").contains("10.1.0.0/16"));
         assert!(error(":443").contains("empty"));
+        for word in ["all", "ALL", "all.", "None", "none."] {
+            assert!(error(word).contains("alone"), "{word}");
+        }
+        assert_eq!(rule("all:443").to_string(), "all:443");
     }
 
     proptest! {

@@ -152,8 +152,10 @@ fn without_port(authority: &str) -> Result<&str, Malformed> {
 
 /// The path alone: who is asked for says `Host`.
 fn origin_form(uri: &Uri) -> Uri {
-    let path = uri.path_and_query().cloned();
-    path.unwrap_or_else(|| PathAndQuery::from_static("/"))
+    // An empty one reads as `/` and is written as nothing: `http://a.example#x` has that.
+    let path = uri.path_and_query().filter(|path| path.as_str() != "/");
+    path.cloned()
+        .unwrap_or_else(|| PathAndQuery::from_static("/"))
         .into()
 }
 

@@ -89,6 +89,20 @@ fn lines(headers: &HeaderMap) -> Vec<String> {
 }
 
 #[test]
+fn a_path_is_never_empty() {
+    for uri in [
+        "http://a.example",
+        "http://a.example#x",
+        "http://a.example/",
+    ] {
+        let (parts, _) = prepared("GET", uri, &[("host", "a.example")]);
+        assert_eq!(parts.uri.to_string(), "/", "{uri}");
+    }
+    let (parts, _) = prepared("GET", "http://a.example?x", &[("host", "a.example")]);
+    assert_eq!(parts.uri.to_string(), "/?x");
+}
+
+#[test]
 fn what_is_about_the_connection_stays_behind() {
     let (parts, switch) = prepared(
         "GET",
