@@ -11,6 +11,7 @@ use calls::Caller;
 use k8e_api::client::Endpoint;
 use k8e_e2e::Server;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -59,7 +60,7 @@ fn two_hundred_clients_call_everything() {
         Duration::from_secs(seconds),
         &times,
     ));
-    print(&times);
+    println!("{}", table(&times));
     println!("server memory, MB each second: {memory:?}");
     if seconds >= SECONDS_FOR_MEMORY {
         let third = memory.len() / 3;
@@ -103,22 +104,22 @@ async fn load(server: &Server, time: Duration, times: &Times) -> Vec<f64> {
     }
 }
 
-fn print(times: &Times) {
+fn table(times: &Times) -> String {
     let mut times = times.lock().unwrap();
     let calls: usize = times.values().map(Vec::len).sum();
-    println!("{calls} calls; ms:          p50      p99      max");
+    let mut table = format!("{calls} calls; ms:          p50      p99      max\n");
     for (name, times) in times.iter_mut() {
         times.sort();
         let ms = |place: usize| times[place].as_secs_f64() * 1e3;
-        let (half, most) = (times.len() / 2, times.len() * 99 / 100);
-        println!(
-            "{name:20} {:8.1} {:8.1} {:8.1}  {} times",
-            ms(half),
-            ms(most),
-            ms(times.len() - 1),
-            times.len()
-        );
+        let (count, half, most) = (times.len(), times.len() / 2, times.len() * 99 / 100);
+        let (half, most, max) = (ms(half), ms(most), ms(count - 1));
+        writeln!(
+            table,
+            "{name:20} {half:8.1} {most:8.1} {max:8.1}  {count} times"
+        )
+        .unwrap();
     }
+    table
 }
 
 fn median(values: &[f64]) -> f64 {

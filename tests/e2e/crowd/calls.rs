@@ -123,7 +123,7 @@ impl Caller {
 
     async fn file(&mut self) {
         use v1::write_file_request::Message;
-        let bytes: Vec<u8> = (0..self.roll(100_000)).map(|n| n as u8).collect();
+        let bytes: Vec<u8> = vec![b'x'; usize::try_from(self.roll(100_000)).unwrap()];
         let path: bytes::Bytes = format!("file-{}", self.roll(5)).into();
         let start = Message::Start(v1::WriteFileStart {
             session_id: self.session.clone(),
