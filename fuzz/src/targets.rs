@@ -3,6 +3,7 @@
 mod api;
 mod egress;
 mod identity;
+mod k8e;
 mod model;
 mod wire;
 
@@ -46,6 +47,27 @@ pub const TARGETS: &[Target] = &[
             "approval-a",
             "run-a",
             "term-a",
+        ],
+        bytes_max: 16 * KIB,
+        memory_max: 16 * MIB,
+    },
+    Target {
+        name: "k8e_requests",
+        feed: k8e::requests,
+        words: &[
+            "sess-a",
+            "gvisor",
+            "example.com",
+            "none",
+            "PATH",
+            "/workspace",
+            "..",
+            "requests>=2",
+            "a[b]==1.0",
+            "-r",
+            "0755",
+            "127.0.0.1",
+            "localhost",
         ],
         bytes_max: 16 * KIB,
         memory_max: 16 * MIB,

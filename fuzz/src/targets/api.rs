@@ -72,7 +72,7 @@ pub(super) fn requests(bytes: &[u8]) -> u64 {
 }
 
 /// What a call says to this message. One that can be read can be sent again.
-fn with<M: Message + Default + PartialEq + Clone>(
+pub(super) fn with<M: Message + Default + PartialEq + Clone>(
     bytes: &[u8],
     call: impl FnOnce(M) -> Result<(), Error>,
 ) -> String {
@@ -117,7 +117,7 @@ fn terminal(mut request: v1::CreateTerminalRequest) -> Result<(), Error> {
     Ok(())
 }
 
-fn check_spec(spec: &SessionSpec) {
+pub(super) fn check_spec(spec: &SessionSpec) {
     check_env(&spec.env);
     assert!(spec.secrets.iter().count() <= SECRET_REFS_MAX);
     let limits = &spec.limits;
@@ -128,7 +128,7 @@ fn check_spec(spec: &SessionSpec) {
     }
 }
 
-fn check_command(command: &Command) {
+pub(super) fn check_command(command: &Command) {
     check_env(&command.env);
     match &command.program {
         Program::Argv(args) => {
