@@ -191,6 +191,10 @@ impl Terminal {
             let rest = &data[written..];
             let key = Keys::of(&*master).and_then(|keys| keys.first(rest));
             if let Some(key) = key.filter(|key| key.at == 0) {
+                // Each may have to wait for a supervisor, and there may be thousands.
+                if Instant::now() >= until {
+                    break;
+                }
                 self.press(guest, key).await;
                 written += 1;
                 continue;
@@ -211,7 +215,11 @@ impl Terminal {
     /// A key that is a signal.
     async fn press(&self, guest: &Guest, key: Key) {
         if let Some(shown) = key.shown {
-            self.push(&shown);
+            // Only where no reader misses anything for it.
+            let fits = self.state().fits(shown.len(), Instant::now());
+            if fits {
+                self.push(&shown);
+            }
         }
         if let Some(group) = self.ask_foreground(guest).await {
             sys::kill(-group, key.signal);
@@ -291,6 +299,11 @@ impl State {
             let key = *key;
             self.readers.remove(&key);
         }
+    }
+
+    /// Whether so much can be said now without anybody missing it.
+    fn fits(&mut self, bytes: usize, now: Instant) -> bool {
+        self.room(now).is_ok_and(|room| room >= bytes)
     }
 
     /// Where what is kept begins.
@@ -387,6 +400,9 @@ mod tests {
         let late = now + STALL_MAX;
         let mut stuck = state(full, &[(full, now), (0, now)]);
         assert_eq!(stuck.room(now), Err(late));
+        assert!(!stuck.fits(2, now));
+        assert!(!state(full, &[(1, now)]).fits(2, now));
+        assert!(state(full, &[(2, now)]).fits(2, now));
         assert_eq!(stuck.room(late), Ok(RING_BYTES));
         assert_eq!(stuck.readers.len(), 1);
     }
