@@ -108,14 +108,19 @@ impl Store {
             .map_err(self.sql("remove a run"))
     }
 
-    /// One run, and who owns its session.
-    pub async fn run(&self, id: &RunId) -> Result<Option<(BackgroundRun, String)>, StoreError> {
+    /// One run; with an owner, only one of theirs. Another's is not even read: how much it wrote would show in the time.
+    pub async fn run(
+        &self,
+        id: &RunId,
+        owner: Option<&str>,
+    ) -> Result<Option<BackgroundRun>, StoreError> {
         let sql = format!(
-            "SELECT {COLUMNS}, stdout, stderr, owner FROM runs JOIN sessions ON sessions.id = runs.session \
-             WHERE runs.id = $1"
+            "SELECT {COLUMNS}, stdout, stderr FROM runs JOIN sessions ON sessions.id = runs.session \
+             WHERE runs.id = $1 AND ($2 IS NULL OR owner = $2)"
         );
         let row = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(id.as_str())
+            .bind(owner)
             .fetch_optional(&self.shared.read)
             .await
             .map_err(self.sql("read a run"))?;
@@ -125,10 +130,7 @@ impl Store {
         run.stdout = row.try_get("stdout").map_err(bad)?;
         let bad = |e| damaged(&run.session, &e);
         run.stderr = row.try_get("stderr").map_err(bad)?;
-        let owner = row
-            .try_get("owner")
-            .map_err(|e| damaged(&run.session, &e))?;
-        Ok(Some((run, owner)))
+        Ok(Some(run))
     }
 
     /// The runs of a session without what they wrote, the newest first.

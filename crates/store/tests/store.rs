@@ -747,8 +747,11 @@ async fn runs_come_back_as_they_were_and_go_with_their_session() {
     run.limits_hit = vec![LimitKind::Memory];
     store.finish_run(&run).await.unwrap();
     assert_eq!(store.unended_runs().await.unwrap(), []);
-    let found = store.run(&run.id).await.unwrap();
-    assert_eq!(found, Some((run.clone(), "local".to_owned())));
+    for owner in [None, Some("local")] {
+        let found = store.run(&run.id, owner).await.unwrap();
+        assert_eq!(found, Some(run.clone()));
+    }
+    assert_eq!(store.run(&run.id, Some("other")).await.unwrap(), None);
     assert_eq!(store.runs(&id("s")).await.unwrap(), [run.without_output()]);
     let unstarted = BackgroundRun::new(id("s"), "x".to_owned(), None, 11);
     store.insert_run(&unstarted).await.unwrap();
@@ -759,7 +762,7 @@ async fn runs_come_back_as_they_were_and_go_with_their_session() {
         .await
         .unwrap();
     store.purge_ended(31).await.unwrap();
-    assert_eq!(store.run(&run.id).await.unwrap(), None);
+    assert_eq!(store.run(&run.id, None).await.unwrap(), None);
 }
 
 #[tokio::test]
@@ -789,7 +792,7 @@ async fn what_runs_wrote_is_bounded_the_oldest_goes_first() {
     assert!(!store.ended_too_many(10, 17 << 20).await.unwrap());
     assert!(store.ended_too_many(10, 8 << 20).await.unwrap());
     assert_eq!(store.trim_ended(10, 8 << 20).await.unwrap(), 1);
-    assert_eq!(store.run(&runs[19].id).await.unwrap(), None);
+    assert_eq!(store.run(&runs[19].id, None).await.unwrap(), None);
 }
 
 #[tokio::test]
