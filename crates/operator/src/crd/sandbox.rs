@@ -1,0 +1,104 @@
+//! `Sandbox`: one pod with a stable name that can be suspended, resumed and made to expire.
+
+use super::{PodTemplate, VolumeClaimTemplate};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What a sandbox is to be.
+#[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[kube(
+    group = "agents.x-k8s.io",
+    version = "v1beta1",
+    kind = "Sandbox",
+    plural = "sandboxes",
+    singular = "sandbox",
+    shortname = "sandbox",
+    namespaced,
+    status = "SandboxStatus",
+    derive = "PartialEq",
+    doc = "One pod with a stable name that can be suspended, resumed and made to expire.",
+    printcolumn(json_path = r#".status.conditions[?(@.type=="Ready")].status"#, name = "Ready", type_ = "string"),
+    printcolumn(json_path = r#".status.conditions[?(@.type=="Ready")].reason"#, name = "Reason", type_ = "string"),
+    printcolumn(json_path = ".metadata.creationTimestamp", name = "Age", type_ = "date")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxSpec {
+    /// The pod that runs the sandbox.
+    pub pod_template: PodTemplate,
+    /// Volumes that live as long as the sandbox; they cannot be changed later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_claim_templates: Option<Vec<VolumeClaimTemplate>>,
+    /// `true` makes a headless Service of the same name, `false` deletes it, unset keeps what is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<bool>,
+    /// When the sandbox expires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shutdown_time: Option<Time>,
+    /// What happens to the Sandbox object when it expires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shutdown_policy: Option<ShutdownPolicy>,
+    /// Whether the pod runs. A suspended sandbox has no pod and keeps its volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operating_mode: Option<OperatingMode>,
+}
+
+/// What happens to a Sandbox when it expires.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum ShutdownPolicy {
+    /// The object is deleted, and its volumes with it.
+    Delete,
+    /// The object stays and says that it expired; its pod and Service are deleted.
+    #[default]
+    Retain,
+}
+
+/// Whether the sandbox's pod runs.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum OperatingMode {
+    /// It does.
+    #[default]
+    Running,
+    /// It is deleted; volumes stay.
+    Suspended,
+}
+
+/// What a sandbox is.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxStatus {
+    /// Name of the headless Service in the cluster's DNS.
+    #[serde(default, rename = "serviceFQDN", skip_serializing_if = "Option::is_none")]
+    pub service_fqdn: Option<String>,
+    /// Name of the headless Service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// Ready, Suspended, PodScheduled and Finished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Vec<Condition>>,
+    /// Label selector of the sandbox's pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+    /// Addresses of the pod.
+    #[serde(default, rename = "podIPs", skip_serializing_if = "Option::is_none")]
+    pub pod_ips: Option<Vec<String>>,
+    /// Node that the pod runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+}
+
+// === impl Sandbox ===
+
+impl Sandbox {
+    /// Whether the pod is to run.
+    pub fn operating_mode(&self) -> OperatingMode {
+        self.spec.operating_mode.unwrap_or_default()
+    }
+
+    /// A condition of the sandbox by its type.
+    pub fn condition(&self, kind: &str) -> Option<&Condition> {
+        let conditions = self.status.as_ref()?.conditions.as_ref()?;
+        conditions.iter().find(|c| c.type_ == kind)
+    }
+}

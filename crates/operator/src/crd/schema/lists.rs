@@ -1,0 +1,82 @@
+//! How the lists of a pod are merged: which are maps, and by which key.
+//!
+//! Two people who apply parts of the same object need this, and the API server refuses two entries with one key.
+
+use serde_json::{Value, json};
+
+/// Lists that are maps, by the name of the field, and the keys of their entries. A name stands for one thing in all
+/// of PodSpec; where it does not, `under` tells them apart.
+const MAPS: &[(&str, &[&str])] = &[
+    ("containers", &["name"]),
+    ("initContainers", &["name"]),
+    ("ephemeralContainers", &["name"]),
+    ("volumes", &["name"]),
+    ("imagePullSecrets", &["name"]),
+    ("hostAliases", &["ip"]),
+    ("topologySpreadConstraints", &["topologyKey", "whenUnsatisfiable"]),
+    ("resourceClaims", &["name"]),
+    ("schedulingGates", &["name"]),
+    ("env", &["name"]),
+    ("volumeMounts", &["mountPath"]),
+    ("volumeDevices", &["devicePath"]),
+    ("resizePolicy", &[]),
+];
+
+/// Writes the merge rules into every schema of a pod below `schema`.
+pub(super) fn annotate(schema: &mut Value) {
+    let Some(pod) = schema.pointer_mut("/properties/spec/properties/podTemplate/properties/spec") else {
+        return;
+    };
+    walk(pod, "");
+}
+
+fn walk(schema: &mut Value, name: &str) {
+    let is_list = schema.get("type") == Some(&json!("array"));
+    if is_list {
+        mark(schema, name);
+    }
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        for (name, property) in properties {
+            walk(property, name);
+        }
+    }
+    if let Some(items) = schema.get_mut("items") {
+        walk(items, name);
+    }
+}
+
+fn mark(schema: &mut Value, name: &str) {
+    let is_port = name == "ports" && schema.pointer("/items/properties/containerPort").is_some();
+    let is_claim = name == "claims" && schema.pointer("/items/properties/request").is_some();
+    let keys: &[&str] = match MAPS.iter().find(|(field, _)| *field == name) {
+        Some((_, keys)) => keys,
+        None if is_port => &["containerPort", "protocol"],
+        None if is_claim => &["name"],
+        None => &[],
+    };
+    if keys.is_empty() {
+        schema["x-kubernetes-list-type"] = json!("atomic");
+        return;
+    }
+    schema["x-kubernetes-list-type"] = json!("map");
+    schema["x-kubernetes-list-map-keys"] = json!(keys);
+    complete_keys(schema, keys);
+}
+
+/// A key of a map must be given or have a default.
+fn complete_keys(schema: &mut Value, keys: &[&str]) {
+    let Some(items) = schema.get_mut("items") else {
+        return;
+    };
+    let required = items.get("required").and_then(Value::as_array).cloned();
+    let required = required.unwrap_or_default();
+    for key in keys {
+        if required.contains(&json!(key)) {
+            continue;
+        }
+        let default = if *key == "protocol" { "TCP" } else { "" };
+        if let Some(property) = items.pointer_mut(&format!("/properties/{key}")) {
+            property["default"] = json!(default);
+        }
+    }
+}
