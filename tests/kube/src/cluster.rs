@@ -8,7 +8,7 @@ use crate::binaries::{self, Need};
 use crate::certificates::{self, Certificates, Subject};
 use crate::keeper::{self, Keeper};
 use crate::service::{self, MARK, Service};
-use crate::{Error, error, ports};
+use crate::{Error, Image, error};
 use control_plane::ControlPlane;
 use node::Network;
 use std::path::{Path, PathBuf};
@@ -104,6 +104,9 @@ impl Cluster {
             Profile::ControlPlane => &[Need::ControlPlane],
             Profile::Node => &[Need::ControlPlane, Need::Node],
         };
+        if options.profile == Profile::Node {
+            node::check_machine()?;
+        }
         let bin = binaries::directory(needs)?;
         let dir = make_dir(options.dir.as_deref())?;
         // From here on whatever goes wrong, or whoever kills us, it is removed.
@@ -134,12 +137,13 @@ impl Cluster {
         };
         let mut control_plane = ControlPlane::start(&site)?;
         let mut services = Vec::new();
+        let url = control_plane.url().to_owned();
         let started = control_plane
             .finish(&site)
             .and_then(|()| simulated::start(&site, options.simulated_nodes, &mut services))
             .and_then(|()| match &site.network {
                 None => Ok(()),
-                Some(network) => node::start(&site, network, &mut services),
+                Some(network) => node::start(&site, network, &url, &mut services),
             });
         let mut cluster = Self {
             dir: site.dir,
@@ -182,7 +186,7 @@ impl Cluster {
     /// The administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
-        kubeconfig_path(&self.dir, "kubeconfig")
+        kubeconfig_path(&self.dir)
     }
 
     /// Writes a kubeconfig with a token of a service account that exists, valid for an hour: what
@@ -198,7 +202,7 @@ impl Cluster {
         let mut command = self.kubectl();
         let token = service::output(command.args(["create", "token", name, "-n", namespace]))?;
         let user = format!("token: \"{}\"", token.trim());
-        let path = kubeconfig_path(&self.dir, &format!("kubeconfig-{namespace}-{name}"));
+        let path = self.dir.join(format!("{namespace}-{name}.kubeconfig"));
         let ca = self.dir.join("certificates/ca.crt");
         write_kubeconfig(&path, self.control_plane.url(), &ca, &user)?;
         Ok(path)
@@ -208,6 +212,15 @@ impl Cluster {
     #[must_use]
     pub fn kubectl(&self) -> Command {
         kubectl(&self.bin, &self.dir)
+    }
+
+    /// Hands an image to the containerd of a cluster with a real node.
+    ///
+    /// # Errors
+    /// When the image cannot be made, or there is no such node.
+    pub fn import(&self, image: &Image) -> Result<(), Error> {
+        let socket = node::containerd_socket(&self.dir);
+        image.import(&self.bin, &self.dir, &socket)
     }
 
     /// Kills the apiserver, as a crash would.
@@ -276,19 +289,25 @@ impl Site {
         service::clean_command(&program, &self.bin, &self.dir)
     }
 
+    /// A command for a program of the system.
+    fn system_command(&self, program: &str) -> Command {
+        service::clean_command(Path::new(program), &self.bin, &self.dir)
+    }
+
     fn write(&self, name: &str, text: &str) -> Result<PathBuf, Error> {
         let path = self.dir.join(name);
         std::fs::write(&path, text).map_err(error::file("write", &path))?;
         Ok(path)
     }
 
-    /// A kubeconfig for a user of the cluster's own making.
+    /// Writes a kubeconfig for a user of the cluster's own making.
     fn user_kubeconfig(
         &self,
+        path: &Path,
         url: &str,
         file: &str,
         subject: Subject<'_>,
-    ) -> Result<PathBuf, Error> {
+    ) -> Result<(), Error> {
         let keys = &self.certificates;
         keys.issue(certificates::CLUSTER, file, subject)?;
         let user = format!(
@@ -296,9 +315,7 @@ impl Site {
             keys.cert(file).display(),
             keys.key(file).display()
         );
-        let path = kubeconfig_path(&self.dir, file);
-        write_kubeconfig(&path, url, &keys.cert(certificates::CLUSTER), &user)?;
-        Ok(path)
+        write_kubeconfig(path, url, &keys.cert(certificates::CLUSTER), &user)
     }
 
     fn kubectl(&self) -> Command {
@@ -315,12 +332,12 @@ impl Site {
 
 fn kubectl(bin: &Path, dir: &Path) -> Command {
     let mut command = service::clean_command(&bin.join("kubectl"), bin, dir);
-    command.env("KUBECONFIG", kubeconfig_path(dir, "kubeconfig"));
+    command.env("KUBECONFIG", kubeconfig_path(dir));
     command
 }
 
-fn kubeconfig_path(dir: &Path, name: &str) -> PathBuf {
-    dir.join(name)
+fn kubeconfig_path(dir: &Path) -> PathBuf {
+    dir.join("kubeconfig")
 }
 
 fn write_kubeconfig(path: &Path, url: &str, ca: &Path, user: &str) -> Result<(), Error> {
@@ -377,9 +394,4 @@ fn make_dir(wanted: Option<&Path>) -> Result<PathBuf, Error> {
         format!("a Kubernetes of k8e's tests; processes have {MARK} in their environment\n");
     std::fs::write(&mark, about).map_err(error::file("write", &mark))?;
     Ok(dir)
-}
-
-/// A short name that no other cluster on this machine has, for what is outside of the directory.
-fn short_name() -> String {
-    format!("k8e{:08x}", ports::random())
 }
