@@ -124,6 +124,7 @@ fn fill(dir: &Path, programs: &[&Program]) -> Result<(), Error> {
         .prefix(".making-")
         .tempdir_in(dir)
         .map_err(error::file("make a directory in", dir))?;
+    let kubernetes = version("kubernetes")?;
     let mut releases = release::Releases::default();
     for program in programs {
         let name = program.name;
@@ -132,7 +133,8 @@ fn fill(dir: &Path, programs: &[&Program]) -> Result<(), Error> {
         if let Err(reason) = releases.download(program, &version, &made, scratch.path()) {
             say(&format!("{name} {version}: no release ({reason})"));
             say(&format!("{name} {version}: building it with Go"));
-            go::build(program, &version, &module_dir(program.module), &made)?;
+            let dir = module_dir(program.module);
+            go::build(program, &version, &kubernetes, &dir, &made)?;
         }
         let place = dir.join(name);
         fs::rename(&made, &place).map_err(error::file("move to", place))?;
@@ -171,8 +173,7 @@ fn cache_dir() -> Result<PathBuf, Error> {
     let mut context = Context::new(&SHA256);
     context.update(BUILD.as_bytes());
     for module in modules {
-        for name in ["go.mod", "go.sum"] {
-            let path = module_dir(module).join(name);
+        for path in files_of(&module_dir(module))? {
             context.update(&fs::read(&path).map_err(error::file("read", &path))?);
         }
     }
@@ -181,6 +182,23 @@ fn cache_dir() -> Result<PathBuf, Error> {
     Ok(user_cache_dir()?
         .join("kube")
         .join(format!("{kubernetes}-{}", &digest[..12])))
+}
+
+/// What decides how a module's programs turn out: its pins, and code of ours if it has any.
+fn files_of(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = fs::read_dir(dir).map_err(error::file("read", dir))?;
+    let kinds = ["mod", "sum", "go"];
+    let counts = |path: &PathBuf| {
+        path.extension()
+            .is_some_and(|e| kinds.iter().any(|k| e == *k))
+    };
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(counts)
+        .collect();
+    files.sort();
+    Ok(files)
 }
 
 /// Where this person's caches of k8e are.

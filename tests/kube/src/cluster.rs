@@ -3,14 +3,16 @@
 mod control_plane;
 mod node;
 mod simulated;
+mod site;
 
 use crate::binaries::{self, Need};
-use crate::certificates::{self, Certificates, Subject};
+use crate::certificates::Certificates;
 use crate::keeper::{self, Keeper};
 use crate::service::{self, MARK, Service};
 use crate::{Error, Image, error};
 use control_plane::ControlPlane;
 use node::Network;
+use site::{Site, kubeconfig_path, kubectl, write_kubeconfig};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -53,16 +55,6 @@ pub struct Cluster {
     control_plane: ControlPlane,
     services: Vec<Service>,
     keeper: Option<Keeper>,
-}
-
-/// What the parts of a cluster need to know to be started.
-#[derive(Debug)]
-struct Site {
-    dir: PathBuf,
-    bin: PathBuf,
-    certificates: Certificates,
-    network: Option<Network>,
-    audit: bool,
 }
 
 /// Removes the cluster in `dir`, whoever started it and whatever is left of it.
@@ -111,13 +103,14 @@ impl Cluster {
         let dir = make_dir(options.dir.as_deref())?;
         // From here on whatever goes wrong, or whoever kills us, it is removed.
         let keeper = Keeper::start(&dir)?;
-        match Self::start(&options, bin, dir) {
+        match Self::start(&options, bin, dir.clone()) {
             Ok(mut cluster) => {
                 cluster.keeper = Some(keeper);
                 Ok(cluster)
             }
             Err(why) => {
-                keeper.remove()?;
+                keep_logs(&dir);
+                remove(keeper, &dir);
                 Err(why)
             }
         }
@@ -256,12 +249,12 @@ impl Drop for Cluster {
         let Some(keeper) = self.keeper.take() else {
             return;
         };
-        match keeper.remove() {
-            Ok(()) => {
-                self.control_plane.reap();
-                self.services.iter_mut().for_each(Service::reap);
-            }
-            Err(e) => crate::say(&format!("{} is not removed: {e}", self.dir.display())),
+        if std::thread::panicking() {
+            keep_logs(&self.dir);
+        }
+        if remove(keeper, &self.dir) {
+            self.control_plane.reap();
+            self.services.iter_mut().for_each(Service::reap);
         }
     }
 }
@@ -280,85 +273,29 @@ impl Default for Options {
     }
 }
 
-// === impl Site ===
-
-impl Site {
-    /// A command for one of our programs.
-    fn command(&self, program: &str) -> Command {
-        let program = self.bin.join(program);
-        service::clean_command(&program, &self.bin, &self.dir)
+/// Has the cluster removed; whether that worked. Who asks for it cannot do anything about it.
+fn remove(keeper: Keeper, dir: &Path) -> bool {
+    let removed = keeper.remove();
+    if let Err(e) = &removed {
+        crate::say(&format!("{} is not removed: {e}", dir.display()));
     }
-
-    /// A command for a program of the system.
-    fn system_command(&self, program: &str) -> Command {
-        service::clean_command(Path::new(program), &self.bin, &self.dir)
-    }
-
-    fn write(&self, name: &str, text: &str) -> Result<PathBuf, Error> {
-        let path = self.dir.join(name);
-        std::fs::write(&path, text).map_err(error::file("write", &path))?;
-        Ok(path)
-    }
-
-    /// Writes a kubeconfig for a user of the cluster's own making.
-    fn user_kubeconfig(
-        &self,
-        path: &Path,
-        url: &str,
-        file: &str,
-        subject: Subject<'_>,
-    ) -> Result<(), Error> {
-        let keys = &self.certificates;
-        keys.issue(certificates::CLUSTER, file, subject)?;
-        let user = format!(
-            "client-certificate: {}, client-key: {}",
-            keys.cert(file).display(),
-            keys.key(file).display()
-        );
-        write_kubeconfig(path, url, &keys.cert(certificates::CLUSTER), &user)
-    }
-
-    fn kubectl(&self) -> Command {
-        kubectl(&self.bin, &self.dir)
-    }
-
-    /// Creates what a manifest says.
-    fn apply(&self, name: &str, manifest: &str) -> Result<(), Error> {
-        let path = self.write(name, manifest)?;
-        let mut command = self.kubectl();
-        service::output(command.args(["apply", "--server-side", "-f"]).arg(path)).map(drop)
-    }
+    removed.is_ok()
 }
 
-fn kubectl(bin: &Path, dir: &Path) -> Command {
-    let mut command = service::clean_command(&bin.join("kubectl"), bin, dir);
-    command.env("KUBECONFIG", kubeconfig_path(dir));
-    command
-}
-
-fn kubeconfig_path(dir: &Path) -> PathBuf {
-    dir.join("kubeconfig")
-}
-
-fn write_kubeconfig(path: &Path, url: &str, ca: &Path, user: &str) -> Result<(), Error> {
-    use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let text = format!(
-        "apiVersion: v1
-kind: Config
-clusters: [{{name: kube, cluster: {{server: \"{url}\", certificate-authority: {}}}}}]
-users: [{{name: user, user: {{{user}}}}}]
-contexts: [{{name: kube, context: {{cluster: kube, user: user}}}}]
-current-context: kube
-",
-        ca.display()
-    );
-    let mut options = std::fs::OpenOptions::new();
-    let options = options.write(true).create(true).truncate(true).mode(0o600);
-    options
-        .open(path)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .map_err(error::file("write", path))
+/// Saves what the processes wrote from the removal of the directory, for whoever looks for the
+/// reason of a failure.
+fn keep_logs(dir: &Path) {
+    let made = tempfile::Builder::new().prefix("k8e-kube-logs-").tempdir();
+    let Ok(kept) = made.map(tempfile::TempDir::keep) else {
+        return;
+    };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            let _best_effort = std::fs::copy(&path, kept.join(entry.file_name()));
+        }
+    }
+    crate::say(&format!("its logs are kept in {}", kept.display()));
 }
 
 /// An empty directory of ours. One with a cluster in it is emptied first, so that what a crash left

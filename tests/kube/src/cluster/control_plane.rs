@@ -1,6 +1,7 @@
 //! etcd, the apiserver, the controller-manager and the scheduler.
 
-use super::{READY_MAX, Site, kubeconfig_path, kubectl};
+use super::READY_MAX;
+use super::site::{Site, kubeconfig_path, kubectl};
 use crate::certificates::{CLUSTER, ETCD, Subject};
 use crate::service::{self, Service, clean_command};
 use crate::{Error, ports};
@@ -59,7 +60,7 @@ impl ControlPlane {
         self.others.push(start_controllers(site)?);
         self.others.push(start_scheduler(site)?);
         // Pods are refused until their namespace has a service account, which a controller makes.
-        service::wait_for("the default service account", &site.dir, READY_MAX, || {
+        service::wait_for("the default service account", READY_MAX, || {
             self.check()?;
             let mut command = site.kubectl();
             command.args(["get", "serviceaccount", "default", "-n", "default"]);
@@ -89,7 +90,7 @@ impl ControlPlane {
         let mut command = clean_command(&bin.join("kube-apiserver"), bin, dir);
         command.args(&self.apiserver_args);
         self.apiserver = Some(Service::start("apiserver", dir, &mut command)?);
-        service::wait_for("the apiserver", dir, READY_MAX, || {
+        service::wait_for("the apiserver", READY_MAX, || {
             self.check()?;
             let mut command = kubectl(bin, dir);
             command.args(["get", "--raw", "/readyz"]);

@@ -10,7 +10,8 @@ mod network;
 
 pub(super) use network::Network;
 
-use super::{READY_MAX, Site};
+use super::READY_MAX;
+use super::site::Site;
 use crate::certificates::{CLUSTER, Subject};
 use crate::image::{self, Image};
 use crate::service::{self, Service};
@@ -92,14 +93,14 @@ pub(super) fn start(
     services.push(start_containerd(site, network)?);
     let containerd = services.last_mut().expect("just pushed");
     let socket = containerd_socket(&site.dir);
-    service::wait_for("containerd", &site.dir, CONTAINERD_MAX, || {
+    service::wait_for("containerd", CONTAINERD_MAX, || {
         containerd.check()?;
         Ok(socket.exists().then_some(()).ok_or("no socket".to_owned()))
     })?;
     let namespace = format!("--mount=/proc/{}/ns/mnt", containerd.pid());
     import_pause(site)?;
     services.push(start_kubelet(site, network, url, &namespace)?);
-    service::wait_for("the node", &site.dir, READY_MAX, || {
+    service::wait_for("the node", READY_MAX, || {
         services.iter_mut().try_for_each(Service::check)?;
         let mut command = site.kubectl();
         command.args(["wait", "node", NAME]);

@@ -2,7 +2,8 @@
 //! become Ready, with an address, and go when they are deleted. It also makes the volume that a
 //! claim asks for, on clusters with a real node too.
 
-use super::{READY_MAX, Site, kubeconfig_path};
+use super::READY_MAX;
+use super::site::{Site, kubeconfig_path};
 use crate::Error;
 use crate::service::{self, Service};
 use std::fmt::Write as _;
@@ -57,7 +58,7 @@ pub(super) fn start(site: &Site, nodes: u32, services: &mut Vec<Service>) -> Res
     if nodes == 0 {
         return Ok(());
     }
-    service::wait_for("the simulated nodes", &site.dir, READY_MAX, || {
+    service::wait_for("the simulated nodes", READY_MAX, || {
         services.iter_mut().try_for_each(Service::check)?;
         let mut command = site.kubectl();
         command.args(["wait", "node", "--selector=type=kwok"]);
