@@ -311,7 +311,9 @@ fn make_dir(wanted: Option<&Path>) -> Result<PathBuf, Error> {
                 .mode(0o700)
                 .create(dir)
                 .map_err(error::file("make", dir))?;
-            dir.canonicalize().map_err(error::file("find", dir))?
+            let dir = dir.canonicalize().map_err(error::file("find", dir))?;
+            make_private(&dir)?;
+            dir
         }
         None => {
             let base = std::env::temp_dir();
@@ -331,4 +333,15 @@ fn make_dir(wanted: Option<&Path>) -> Result<PathBuf, Error> {
         format!("a Kubernetes of k8e's tests; processes have {MARK} in their environment\n");
     std::fs::write(&mark, about).map_err(error::file("write", &mark))?;
     Ok(dir)
+}
+
+/// It was there before, perhaps: nobody else may have put it there, or may look into it.
+fn make_private(dir: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    let about = dir.metadata().map_err(error::file("look at", dir))?;
+    if about.uid() != rustix::process::geteuid().as_raw() {
+        return Err(Error::NotOurs(dir.to_owned()));
+    }
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
+        .map_err(error::file("close", dir))
 }

@@ -57,7 +57,7 @@ pub enum Error {
         last: String,
     },
     /// A directory that is not a cluster's.
-    #[error("{} is neither empty nor a cluster's: name another with --dir", .0.display())]
+    #[error("{} is neither an empty directory of your own nor a cluster's: name another with --dir", .0.display())]
     NotOurs(PathBuf),
     /// A directory whose name would not survive the files it is written into.
     #[error("{}: the directory of a cluster needs a name without spaces, quotes and backslashes", .0.display())]
