@@ -18,42 +18,80 @@ fn bound(claim: &SandboxClaim) -> String {
 }
 
 async fn sandbox_of(space: &Space, claim: &SandboxClaim) -> Sandbox {
-    space.get(&bound(claim)).await.expect("the sandbox of the claim")
+    space
+        .get(&bound(claim))
+        .await
+        .expect("the sandbox of the claim")
 }
 
 #[test]
 fn a_warm_claim_gets_a_waiting_sandbox() {
     test(async |space| {
         space.ready_pool("pool", 2).await;
-        let waiting: Vec<_> = space.list::<Sandbox>().await.iter().map(ResourceExt::name_any).collect();
+        let waiting: Vec<_> = space
+            .list::<Sandbox>()
+            .await
+            .iter()
+            .map(ResourceExt::name_any)
+            .collect();
         let pod = space.get::<Pod>(&waiting[0]).await.expect("a pod");
         assert_eq!(pod.labels().get(WARM_POOL), Some(&names::hash("pool")));
-        assert_eq!(pod.annotations().get(SAFE_TO_EVICT).map(String::as_str), Some("true"));
+        assert_eq!(
+            pod.annotations().get(SAFE_TO_EVICT).map(String::as_str),
+            Some("true")
+        );
 
         space.claim("mine", "pool", json!({})).await;
         let claim = space.claim_ready("mine").await;
         let name = bound(&claim);
         assert!(waiting.contains(&name), "one of those that waited");
-        assert_eq!(condition(claim.condition("Ready")), ("True", "DependenciesReady", "Pod is Ready"));
-        assert_eq!(claim.condition("Ready").and_then(|c| c.observed_generation), claim.metadata.generation);
-        let addresses = claim.status.as_ref().and_then(|s| s.sandbox.as_ref()).and_then(|s| s.pod_ips.clone());
-        assert_eq!(addresses.map(|ips| ips.len()), Some(1), "name, addresses and Ready come in one write");
+        assert_eq!(
+            condition(claim.condition("Ready")),
+            ("True", "DependenciesReady", "Pod is Ready")
+        );
+        assert_eq!(
+            claim.condition("Ready").and_then(|c| c.observed_generation),
+            claim.metadata.generation
+        );
+        let addresses = claim
+            .status
+            .as_ref()
+            .and_then(|s| s.sandbox.as_ref())
+            .and_then(|s| s.pod_ips.clone());
+        assert_eq!(
+            addresses.map(|ips| ips.len()),
+            Some(1),
+            "name, addresses and Ready come in one write"
+        );
 
         let sandbox = sandbox_of(&space, &claim).await;
         let owner = &sandbox.owner_references()[0];
-        assert_eq!((owner.kind.as_str(), Some(owner.uid.clone())), ("SandboxClaim", claim.uid()));
-        assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), Some(true)));
+        assert_eq!(
+            (owner.kind.as_str(), Some(owner.uid.clone())),
+            ("SandboxClaim", claim.uid())
+        );
+        assert_eq!(
+            (owner.controller, owner.block_owner_deletion),
+            (Some(true), Some(true))
+        );
         let labels = sandbox.labels();
         assert_eq!(labels.get(CLAIM_UID), claim.uid().as_ref());
         assert_eq!(labels.get(LAUNCH_TYPE).map(String::as_str), Some("warm"));
         assert_eq!(labels.get(TEMPLATE_REF_HASH), Some(&names::hash("t")));
         assert!(!labels.contains_key(WARM_POOL) && !labels.contains_key(TEMPLATE_HASH));
         assert_eq!(sandbox.annotations().get(POD_NAME), Some(&name));
-        assert_eq!(sandbox.metadata.generation, Some(1), "its spec is not touched");
+        assert_eq!(
+            sandbox.metadata.generation,
+            Some(1),
+            "its spec is not touched"
+        );
 
         let marked = |pod: &Pod| pod.labels().get(CLAIM_UID) == claim.uid().as_ref();
         let pod = space.until::<Pod>(&name, marked).await;
-        assert!(!pod.labels().contains_key(WARM_POOL), "or the router would not route to it");
+        assert!(
+            !pod.labels().contains_key(WARM_POOL),
+            "or the router would not route to it"
+        );
         assert!(!pod.annotations().contains_key(SAFE_TO_EVICT));
 
         let noted = |c: &SandboxClaim| c.annotations().contains_key(READY_AT);
@@ -64,9 +102,14 @@ fn a_warm_claim_gets_a_waiting_sandbox() {
         }
         assert_eq!(claim.annotations().get(ASSIGNED), Some(&name));
         let adopted = format!("Adopted warm pool Sandbox \"{name}\"");
-        space.eventually("its event", async || {
-            space.events("mine").await.contains(&("SandboxAdopted".to_owned(), adopted.clone()))
-        }).await;
+        space
+            .eventually("its event", async || {
+                space
+                    .events("mine")
+                    .await
+                    .contains(&("SandboxAdopted".to_owned(), adopted.clone()))
+            })
+            .await;
         space.pool_has("pool", 2).await;
         assert_eq!(space.list::<Sandbox>().await.len(), 3);
 
@@ -85,17 +128,31 @@ fn a_claim_on_an_empty_pool_starts_cold() {
         let claim = space.claim_ready("mine").await;
         assert_eq!(bound(&claim), "mine");
         let sandbox = sandbox_of(&space, &claim).await;
-        assert_eq!(sandbox.labels().get(LAUNCH_TYPE).map(String::as_str), Some("cold"));
+        assert_eq!(
+            sandbox.labels().get(LAUNCH_TYPE).map(String::as_str),
+            Some("cold")
+        );
         let pod = sandbox.spec.pod_template.spec;
         assert_eq!(pod.automount_service_account_token, Some(false));
         assert_eq!(pod.dns_policy.as_deref(), Some("None"));
         let pod = space.get::<Pod>("mine").await.expect("a pod");
         assert_eq!(pod.labels().get(CLAIM_UID), claim.uid().as_ref());
-        assert!(!sandbox.metadata.annotations.unwrap_or_default().contains_key(POD_NAME));
-        space.eventually("its event", async || {
-            let made = ("SandboxProvisioned".to_owned(), "Created Sandbox \"mine\"".to_owned());
-            space.events("mine").await.contains(&made)
-        }).await;
+        assert!(
+            !sandbox
+                .metadata
+                .annotations
+                .unwrap_or_default()
+                .contains_key(POD_NAME)
+        );
+        space
+            .eventually("its event", async || {
+                let made = (
+                    "SandboxProvisioned".to_owned(),
+                    "Created Sandbox \"mine\"".to_owned(),
+                );
+                space.events("mine").await.contains(&made)
+            })
+            .await;
     });
 }
 
@@ -104,13 +161,30 @@ fn what_is_missing_is_named_and_found_when_it_comes() {
     test(async |space| {
         space.claim("mine", "pool", json!({})).await;
         let claim = space.claim_says("mine", "WarmPoolNotFound").await;
-        assert_eq!(condition(claim.condition("Ready")).2, "SandboxWarmPool \"pool\" not found");
-        assert_eq!(claim.status.expect("a status").conditions.expect("conditions").len(), 1);
+        assert_eq!(
+            condition(claim.condition("Ready")).2,
+            "SandboxWarmPool \"pool\" not found"
+        );
+        assert_eq!(
+            claim
+                .status
+                .expect("a status")
+                .conditions
+                .expect("conditions")
+                .len(),
+            1
+        );
         space.pool("pool", "t", 0, json!({})).await;
         space.claim_says("mine", "TemplateNotFound").await;
-        space.eventually("the pool's event", async || {
-            space.events("pool").await.iter().any(|(r, _)| r == "TemplateNotFound")
-        }).await;
+        space
+            .eventually("the pool's event", async || {
+                space
+                    .events("pool")
+                    .await
+                    .iter()
+                    .any(|(r, _)| r == "TemplateNotFound")
+            })
+            .await;
         space.template("t", json!({})).await;
         space.claim_ready("mine").await;
     });
@@ -121,7 +195,12 @@ fn as_many_claims_as_come_get_a_sandbox_each() {
     test(async |space| {
         space.ready_pool("pool", 4).await;
         let names: Vec<String> = (0..10).map(|n| format!("c{n}")).collect();
-        futures::future::join_all(names.iter().map(|name| space.claim(name, "pool", json!({})))).await;
+        futures::future::join_all(
+            names
+                .iter()
+                .map(|name| space.claim(name, "pool", json!({}))),
+        )
+        .await;
         let mut sandboxes = BTreeSet::new();
         for name in &names {
             sandboxes.insert(bound(&space.claim_ready(name).await));
@@ -136,15 +215,25 @@ fn as_many_claims_as_come_get_a_sandbox_each() {
 fn labels_of_a_claim_reach_a_warm_pod() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
-        let metadata = json!({"labels": {"sandbox.users.io/team": "a"}, "annotations": {"note": "x"}});
-        space.claim("mine", "pool", json!({"additionalPodMetadata": metadata})).await;
+        let metadata =
+            json!({"labels": {"sandbox.users.io/team": "a"}, "annotations": {"note": "x"}});
+        space
+            .claim("mine", "pool", json!({"additionalPodMetadata": metadata}))
+            .await;
         let claim = space.claim_ready("mine").await;
-        let marked = |p: &Pod| p.labels().contains_key("sandbox.users.io/team") && p.annotations().contains_key("note");
+        let marked = |p: &Pod| {
+            p.labels().contains_key("sandbox.users.io/team") && p.annotations().contains_key("note")
+        };
         space.until::<Pod>(&bound(&claim), marked).await;
         space.patch::<SandboxClaim>("mine", json!({"spec": {"additionalPodMetadata": {"labels": {"sandbox.users.io/team": "b"}, "annotations": null}}})).await;
-        let changed = |p: &Pod| p.labels().get("sandbox.users.io/team").map(String::as_str) == Some("b") && !p.annotations().contains_key("note");
+        let changed = |p: &Pod| {
+            p.labels().get("sandbox.users.io/team").map(String::as_str) == Some("b")
+                && !p.annotations().contains_key("note")
+        };
         space.until::<Pod>(&bound(&claim), changed).await;
-        let current = |c: &SandboxClaim| c.condition("Ready").and_then(|c| c.observed_generation) == c.metadata.generation;
+        let current = |c: &SandboxClaim| {
+            c.condition("Ready").and_then(|c| c.observed_generation) == c.metadata.generation
+        };
         space.until::<SandboxClaim>("mine", current).await;
     });
 }
@@ -158,7 +247,9 @@ fn labels_that_a_claim_may_not_set_are_refused() {
             ("b", json!({"labels": {"app": "sandbox-router"}})),
             ("c", json!({"annotations": {"x.kubernetes.io/y": "z"}})),
         ] {
-            space.claim(name, "pool", json!({"additionalPodMetadata": metadata})).await;
+            space
+                .claim(name, "pool", json!({"additionalPodMetadata": metadata}))
+                .await;
             let claim = space.claim_says(name, "InvalidMetadata").await;
             assert_eq!(claim.bound_name(), None);
         }
@@ -187,18 +278,37 @@ fn container() -> Value {
 async fn env_of(space: &Space, name: &str) -> Vec<(String, String)> {
     let claim = space.claim_ready(name).await;
     let sandbox = sandbox_of(space, &claim).await;
-    let env = sandbox.spec.pod_template.spec.containers[0].env.clone().unwrap_or_default();
-    env.into_iter().map(|v| (v.name, v.value.unwrap_or_default())).collect()
+    let env = sandbox.spec.pod_template.spec.containers[0]
+        .env
+        .clone()
+        .unwrap_or_default();
+    env.into_iter()
+        .map(|v| (v.name, v.value.unwrap_or_default()))
+        .collect()
 }
 
 #[test]
 fn nothing_is_added_where_the_template_forbids_it() {
     test(async |space| {
         with_policies(&space, "Disallowed", container()).await;
-        space.claim("env", "pool", json!({"env": [{"name": "NEW", "value": "2"}]})).await;
-        space.claim("volume", "pool", json!({"volumeClaimTemplates": [volume("more", "1Gi")]})).await;
+        space
+            .claim(
+                "env",
+                "pool",
+                json!({"env": [{"name": "NEW", "value": "2"}]}),
+            )
+            .await;
+        space
+            .claim(
+                "volume",
+                "pool",
+                json!({"volumeClaimTemplates": [volume("more", "1Gi")]}),
+            )
+            .await;
         space.claim_says("env", "EnvVarsInjectionRejected").await;
-        space.claim_says("volume", "VolumeClaimTemplatesError").await;
+        space
+            .claim_says("volume", "VolumeClaimTemplatesError")
+            .await;
         assert!(space.list::<Sandbox>().await.is_empty());
     });
 }
@@ -207,23 +317,67 @@ fn nothing_is_added_where_the_template_forbids_it() {
 fn new_names_are_added_where_the_template_allows_it() {
     test(async |space| {
         with_policies(&space, "Allowed", container()).await;
-        space.claim("new", "pool", json!({"env": [{"name": "NEW", "value": "2"}]})).await;
+        space
+            .claim(
+                "new",
+                "pool",
+                json!({"env": [{"name": "NEW", "value": "2"}]}),
+            )
+            .await;
         let env = env_of(&space, "new").await;
-        assert_eq!(env, [("OLD".to_owned(), "1".to_owned()), ("NEW".to_owned(), "2".to_owned())]);
+        assert_eq!(
+            env,
+            [
+                ("OLD".to_owned(), "1".to_owned()),
+                ("NEW".to_owned(), "2".to_owned())
+            ]
+        );
         for (name, spec, reason) in [
-            ("override", json!({"env": [{"name": "OLD", "value": "2"}]}), "EnvVarsInjectionRejected"),
-            ("nowhere", json!({"env": [{"name": "A", "value": "2", "containerName": "no"}]}), "EnvVarsInjectionRejected"),
-            ("replace", json!({"volumeClaimTemplates": [volume("base", "2Gi")]}), "VolumeClaimTemplatesError"),
-            ("twice", json!({"volumeClaimTemplates": [volume("a", "1Gi"), volume("a", "1Gi")]}), "VolumeClaimTemplatesError"),
-            ("nameless", json!({"volumeClaimTemplates": [volume("", "1Gi")]}), "VolumeClaimTemplatesError"),
+            (
+                "override",
+                json!({"env": [{"name": "OLD", "value": "2"}]}),
+                "EnvVarsInjectionRejected",
+            ),
+            (
+                "nowhere",
+                json!({"env": [{"name": "A", "value": "2", "containerName": "no"}]}),
+                "EnvVarsInjectionRejected",
+            ),
+            (
+                "replace",
+                json!({"volumeClaimTemplates": [volume("base", "2Gi")]}),
+                "VolumeClaimTemplatesError",
+            ),
+            (
+                "twice",
+                json!({"volumeClaimTemplates": [volume("a", "1Gi"), volume("a", "1Gi")]}),
+                "VolumeClaimTemplatesError",
+            ),
+            (
+                "nameless",
+                json!({"volumeClaimTemplates": [volume("", "1Gi")]}),
+                "VolumeClaimTemplatesError",
+            ),
         ] {
             space.claim(name, "pool", spec).await;
             space.claim_says(name, reason).await;
         }
-        space.claim("volume", "pool", json!({"volumeClaimTemplates": [volume("more", "1Gi")]})).await;
+        space
+            .claim(
+                "volume",
+                "pool",
+                json!({"volumeClaimTemplates": [volume("more", "1Gi")]}),
+            )
+            .await;
         let claim = space.claim_ready("volume").await;
         let sandbox = sandbox_of(&space, &claim).await;
-        let names: Vec<_> = sandbox.spec.volume_claim_templates.iter().flatten().map(|v| v.name().to_owned()).collect();
+        let names: Vec<_> = sandbox
+            .spec
+            .volume_claim_templates
+            .iter()
+            .flatten()
+            .map(|v| v.name().to_owned())
+            .collect();
         assert_eq!(names, ["base", "more"]);
     });
 }
@@ -234,7 +388,13 @@ fn variables_from_elsewhere_are_not_overridden_unseen() {
         let mut container = container();
         container["envFrom"] = json!([{"configMapRef": {"name": "x", "optional": true}}]);
         with_policies(&space, "Allowed", container).await;
-        space.claim("mine", "pool", json!({"env": [{"name": "NEW", "value": "2"}]})).await;
+        space
+            .claim(
+                "mine",
+                "pool",
+                json!({"env": [{"name": "NEW", "value": "2"}]}),
+            )
+            .await;
         space.claim_says("mine", "EnvVarsInjectionRejected").await;
     });
 }
@@ -245,9 +405,15 @@ fn names_are_replaced_where_the_template_says_so() {
         with_policies(&space, "Overrides", container()).await;
         let spec = json!({"env": [{"name": "OLD", "value": "2", "containerName": "main"}], "volumeClaimTemplates": [volume("base", "2Gi")]});
         space.claim("mine", "pool", spec).await;
-        assert_eq!(env_of(&space, "mine").await, [("OLD".to_owned(), "2".to_owned())]);
+        assert_eq!(
+            env_of(&space, "mine").await,
+            [("OLD".to_owned(), "2".to_owned())]
+        );
         let sandbox = space.get::<Sandbox>("mine").await.expect("a sandbox");
-        assert_eq!(sandbox.spec.volume_claim_templates.map(|v| v.len()), Some(1));
+        assert_eq!(
+            sandbox.spec.volume_claim_templates.map(|v| v.len()),
+            Some(1)
+        );
     });
 }
 
@@ -260,7 +426,11 @@ fn a_name_that_is_taken_is_told() {
         space.sandbox_ready("mine").await;
         space.claim("mine", "pool", json!({})).await;
         let claim = space.claim_says("mine", "ReconcilerError").await;
-        assert!(condition(claim.condition("Ready")).2.starts_with("Error seen: sandbox \"mine\" exists"));
+        assert!(
+            condition(claim.condition("Ready"))
+                .2
+                .starts_with("Error seen: sandbox \"mine\" exists")
+        );
         space.delete::<Sandbox>("mine").await;
         space.claim_ready("mine").await;
     });
@@ -274,11 +444,21 @@ fn a_claim_whose_sandbox_was_deleted_gets_another() {
         let first = bound(&space.claim_ready("mine").await);
         space.pool_has("pool", 1).await;
         // A sandbox that is held while it goes shows what the claim says meanwhile.
-        space.patch::<Sandbox>(&first, json!({"metadata": {"finalizers": ["test.k8e.dev/hold"]}})).await;
+        space
+            .patch::<Sandbox>(
+                &first,
+                json!({"metadata": {"finalizers": ["test.k8e.dev/hold"]}}),
+            )
+            .await;
         space.delete::<Sandbox>(&first).await;
         let claim = space.claim_says("mine", "SandboxMissing").await;
-        assert_eq!(condition(claim.condition("Ready")).2, "Sandbox does not exist");
-        space.patch::<Sandbox>(&first, json!({"metadata": {"finalizers": null}})).await;
+        assert_eq!(
+            condition(claim.condition("Ready")).2,
+            "Sandbox does not exist"
+        );
+        space
+            .patch::<Sandbox>(&first, json!({"metadata": {"finalizers": null}}))
+            .await;
         let claim = space.claim_ready("mine").await;
         assert_ne!(bound(&claim), first);
     });
@@ -308,11 +488,13 @@ fn the_choice_of_another_controller_stands() {
         space.ready_pool("pool", 3).await;
         let waiting = space.list::<Sandbox>().await;
         let chosen = waiting[1].name_any();
-        let _: SandboxClaim = space.create(json!({
-            "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
-            "metadata": {"name": "mine", "annotations": {ASSIGNED: chosen}},
-            "spec": {"warmPoolRef": {"name": "pool"}},
-        })).await;
+        let _: SandboxClaim = space
+            .create(json!({
+                "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
+                "metadata": {"name": "mine", "annotations": {ASSIGNED: chosen}},
+                "spec": {"warmPoolRef": {"name": "pool"}},
+            }))
+            .await;
         assert_eq!(bound(&space.claim_ready("mine").await), chosen);
     });
 }
@@ -323,11 +505,20 @@ fn a_claim_follows_its_sandbox() {
         space.ready_pool("pool", 1).await;
         space.claim("mine", "pool", json!({})).await;
         let name = bound(&space.claim_ready("mine").await);
-        space.patch::<Sandbox>(&name, json!({"spec": {"operatingMode": "Suspended"}})).await;
+        space
+            .patch::<Sandbox>(&name, json!({"spec": {"operatingMode": "Suspended"}}))
+            .await;
         space.claim_says("mine", "SandboxSuspended").await;
-        space.patch::<Sandbox>(&name, json!({"spec": {"operatingMode": "Running"}})).await;
+        space
+            .patch::<Sandbox>(&name, json!({"spec": {"operatingMode": "Running"}}))
+            .await;
         space.claim_ready("mine").await;
-        space.patch::<Sandbox>(&name, json!({"spec": {"shutdownTime": "2020-01-01T00:00:00Z"}})).await;
+        space
+            .patch::<Sandbox>(
+                &name,
+                json!({"spec": {"shutdownTime": "2020-01-01T00:00:00Z"}}),
+            )
+            .await;
         let claim = space.claim_says("mine", "SandboxExpired").await;
         let words = "Underlying Sandbox resource has expired independently of the Claim.";
         assert_eq!(condition(claim.condition("Ready")).2, words);
@@ -349,19 +540,37 @@ fn what_kubernetes_refuses_ends_the_claim() {
 fn sandboxes_on_a_node_that_is_drained_are_not_handed_out() {
     test(async |space| {
         space.ready_pool("pool", 2).await;
-        let node = space.list::<Sandbox>().await[0].status.as_ref().and_then(|s| s.node_name.clone()).expect("a node");
-        let on_node: BTreeSet<_> = space.list::<Sandbox>().await.iter()
+        let node = space.list::<Sandbox>().await[0]
+            .status
+            .as_ref()
+            .and_then(|s| s.node_name.clone())
+            .expect("a node");
+        let on_node: BTreeSet<_> = space
+            .list::<Sandbox>()
+            .await
+            .iter()
             .filter(|s| s.status.as_ref().and_then(|s| s.node_name.as_ref()) == Some(&node))
-            .map(ResourceExt::name_any).collect();
+            .map(ResourceExt::name_any)
+            .collect();
         let nodes: Api<Node> = Api::all(rig().client.clone());
         let cordon = |on: bool| Patch::Merge(json!({"spec": {"unschedulable": on}}));
-        nodes.patch(&node, &PatchParams::default(), &cordon(true)).await.expect("cordoned");
+        nodes
+            .patch(&node, &PatchParams::default(), &cordon(true))
+            .await
+            .expect("cordoned");
         // The operator has its own watch of nodes; it has heard of it when a claim shows it.
         let free_elsewhere = 2 - on_node.len();
         space.claim("mine", "pool", json!({})).await;
-        let claim = space.claim_ready("mine").await;
-        nodes.patch(&node, &PatchParams::default(), &cordon(false)).await.expect("uncordoned");
-        let got = bound(&claim);
-        assert!(!on_node.contains(&got), "{got} is on {node}; free elsewhere: {free_elsewhere}");
+        let ready = std::panic::AssertUnwindSafe(space.claim_ready("mine"));
+        let claim = futures::FutureExt::catch_unwind(ready).await;
+        nodes
+            .patch(&node, &PatchParams::default(), &cordon(false))
+            .await
+            .expect("uncordoned");
+        let got = bound(&claim.expect("a claim that is ready"));
+        assert!(
+            !on_node.contains(&got),
+            "{got} is on {node}; free elsewhere: {free_elsewhere}"
+        );
     });
 }

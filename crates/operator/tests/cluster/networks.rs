@@ -16,16 +16,35 @@ fn sandboxes_reach_the_internet_and_only_the_router_reaches_them() {
         let policy = space.until::<NetworkPolicy>(POLICY, |_| true).await;
         assert_eq!(policy.owner_references()[0].kind, "SandboxTemplate");
         let spec = serde_json::to_value(policy.spec).expect("a spec");
-        assert_eq!(spec["podSelector"]["matchLabels"], json!({TEMPLATE_REF_HASH: names::hash("t")}));
+        assert_eq!(
+            spec["podSelector"]["matchLabels"],
+            json!({TEMPLATE_REF_HASH: names::hash("t")})
+        );
         assert_eq!(spec["policyTypes"], json!(["Ingress", "Egress"]));
         let from = &spec["ingress"][0]["from"];
         assert_eq!(from.as_array().map(Vec::len), Some(1));
-        assert_eq!(from[0]["podSelector"]["matchLabels"], json!({"app": "sandbox-router"}));
-        assert_eq!(from[0]["namespaceSelector"]["matchLabels"], json!({"kubernetes.io/metadata.name": "agent-sandbox-system"}));
+        assert_eq!(
+            from[0]["podSelector"]["matchLabels"],
+            json!({"app": "sandbox-router"})
+        );
+        assert_eq!(
+            from[0]["namespaceSelector"]["matchLabels"],
+            json!({"kubernetes.io/metadata.name": "agent-sandbox-system"})
+        );
         let blocks = &spec["egress"][0]["to"];
-        assert_eq!(blocks[0]["ipBlock"], json!({"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"]}));
-        assert_eq!(blocks[1]["ipBlock"], json!({"cidr": "::/0", "except": ["fc00::/7", "fe80::/10"]}));
-        space.until::<SandboxTemplate>("t", |t| t.labels().get(TEMPLATE_REF_HASH) == Some(&names::hash("t"))).await;
+        assert_eq!(
+            blocks[0]["ipBlock"],
+            json!({"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"]})
+        );
+        assert_eq!(
+            blocks[1]["ipBlock"],
+            json!({"cidr": "::/0", "except": ["fc00::/7", "fe80::/10"]})
+        );
+        space
+            .until::<SandboxTemplate>("t", |t| {
+                t.labels().get(TEMPLATE_REF_HASH) == Some(&names::hash("t"))
+            })
+            .await;
     });
 }
 
@@ -41,11 +60,18 @@ fn rules_of_the_template_replace_the_usual_ones_and_stay_as_they_are() {
         };
         space.until::<NetworkPolicy>(POLICY, is_custom).await;
         // Somebody opens it: it is closed again.
-        space.patch::<NetworkPolicy>(POLICY, json!({"spec": {"egress": [{}], "ingress": [{}]}})).await;
+        space
+            .patch::<NetworkPolicy>(POLICY, json!({"spec": {"egress": [{}], "ingress": [{}]}}))
+            .await;
         space.until::<NetworkPolicy>(POLICY, is_custom).await;
         space.delete::<NetworkPolicy>(POLICY).await;
         space.until::<NetworkPolicy>(POLICY, is_custom).await;
-        space.patch::<SandboxTemplate>("t", json!({"spec": {"networkPolicyManagement": "Unmanaged"}})).await;
+        space
+            .patch::<SandboxTemplate>(
+                "t",
+                json!({"spec": {"networkPolicyManagement": "Unmanaged"}}),
+            )
+            .await;
         space.gone::<NetworkPolicy>(POLICY).await;
     });
 }
@@ -53,12 +79,28 @@ fn rules_of_the_template_replace_the_usual_ones_and_stay_as_they_are() {
 #[test]
 fn a_policy_of_somebody_else_is_left_alone() {
     test(async |space| {
-        let theirs: NetworkPolicy = space.create(json!({"metadata": {"name": POLICY}, "spec": {"podSelector": {}}})).await;
+        let theirs: NetworkPolicy = space
+            .create(json!({"metadata": {"name": POLICY}, "spec": {"podSelector": {}}}))
+            .await;
         space.template("t", json!({})).await;
-        space.until::<SandboxTemplate>("t", |t| t.labels().contains_key(TEMPLATE_REF_HASH)).await;
-        space.patch::<SandboxTemplate>("t", json!({"spec": {"networkPolicyManagement": "Unmanaged"}})).await;
+        space
+            .until::<SandboxTemplate>("t", |t| t.labels().contains_key(TEMPLATE_REF_HASH))
+            .await;
+        space
+            .patch::<SandboxTemplate>(
+                "t",
+                json!({"spec": {"networkPolicyManagement": "Unmanaged"}}),
+            )
+            .await;
         space.pool("pool", "t", 1, json!({})).await;
         space.pool_has("pool", 1).await;
-        assert_eq!(space.get::<NetworkPolicy>(POLICY).await.expect("still there").uid(), theirs.uid());
+        assert_eq!(
+            space
+                .get::<NetworkPolicy>(POLICY)
+                .await
+                .expect("still there")
+                .uid(),
+            theirs.uid()
+        );
     });
 }

@@ -46,7 +46,11 @@ struct Cli {
 pub(crate) fn rig() -> &'static Rig {
     static RIG: OnceLock<Rig> = OnceLock::new();
     RIG.get_or_init(|| {
-        let cluster = Cluster::up(Options::default()).expect("a cluster");
+        let cluster = Cluster::up(Options {
+            simulated_nodes: 4,
+            ..Options::default()
+        })
+        .expect("a cluster");
         let runtime = Runtime::new().expect("a runtime");
         let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).expect("a kubeconfig");
         let client = runtime.block_on(async {
