@@ -42,7 +42,8 @@ enum Role {
     #[command(long_about = check_config::LONG_ABOUT)]
     CheckConfig(check_config::CheckConfigArgs),
     /// Serve the agent-sandbox API on a Kubernetes cluster
-    #[command(long_about = operator::LONG_ABOUT)]
+    // Go's flags may be given twice, and Deployments do: the last one counts.
+    #[command(long_about = operator::LONG_ABOUT, args_override_self = true)]
     Operator(Box<k8e_operator::options::OperatorOptions>),
     #[command(flatten)]
     Client(k8e_cli::Command),
