@@ -263,6 +263,16 @@ impl Writing {
         Ok(())
     }
 
+    /// Gives it up; nothing of it is left when this returns.
+    pub(crate) async fn abandon(self) {
+        let HostEnd {
+            mut replies,
+            inputs,
+        } = self.0;
+        drop(inputs);
+        while next(&mut replies).await.is_ok() {}
+    }
+
     /// Gives the file its name.
     pub(crate) async fn finish(mut self) -> Result<(), Failure> {
         // Whatever went wrong, the reply says it better.

@@ -156,7 +156,8 @@ impl Config {
             return Err(ConfigError::NoDoor);
         }
         for (index, (name, port)) in doors.iter().enumerate() {
-            let same = |(_, other): &&(&str, Option<u16>)| port.is_some_and(|p| p != 0) && other == port;
+            let same =
+                |(_, other): &&(&str, Option<u16>)| port.is_some_and(|p| p != 0) && other == port;
             if let Some((other, _)) = doors[index + 1..].iter().find(same) {
                 return Err(ConfigError::SamePort(name, other));
             }

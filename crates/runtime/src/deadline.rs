@@ -48,7 +48,10 @@ mod tests {
     fn deadlines_are_those_of_grpc() {
         assert_eq!(parse("5S"), Some(Duration::from_secs(5)));
         assert_eq!(parse("1500m"), Some(Duration::from_millis(1500)));
-        assert_eq!(parse("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        assert_eq!(
+            parse("99999999H"),
+            Some(Duration::from_secs(99_999_999 * 3600))
+        );
         for bad in ["", "S", "5", "5x", "-5S", "123456789S", "5€"] {
             assert_eq!(parse(bad), None, "{bad}");
         }

@@ -155,7 +155,10 @@ pub(crate) async fn entries(
             entries.push((name, info));
             continue;
         }
-        let below = [path, name.as_bytes()].join(&b'/');
+        let below = match path {
+            b"" => name.clone().into_bytes(),
+            _ => [path, name.as_bytes()].join(&b'/'),
+        };
         match root.stat(&below).await {
             Ok(target) => entries.push((name, target)),
             Err(failure) if failure.code == ErrorCode::Io => return Err(failure),

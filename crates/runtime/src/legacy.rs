@@ -9,6 +9,7 @@ use crate::multipart::{Multipart, MultipartError};
 use crate::path::{beneath_root, decode};
 use crate::run::{add_line, run};
 use crate::shared::Shared;
+use crate::store::{Source, StoreError, store};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
@@ -89,10 +90,7 @@ fn health(shared: &Shared) -> Response<Body> {
     json(StatusCode::OK, &told)
 }
 
-async fn execute(
-    shared: &Shared,
-    request: Request<Incoming>,
-) -> Result<Response<Body>, Refused> {
+async fn execute(shared: &Shared, request: Request<Incoming>) -> Result<Response<Body>, Refused> {
     let mut upload = Upload::new(request, EXECUTE_BYTES_MAX, shared.config.http_idle_timeout);
     let body = upload.whole().await?;
     let asked: Execute = serde_json::from_slice(&body).map_err(|e| unprocessable(e.to_string()))?;
@@ -167,26 +165,29 @@ async fn upload(shared: &Shared, request: Request<Incoming>) -> Result<Response<
     let config = &shared.config;
     let body = Upload::new(request, config.max_upload_bytes, config.http_idle_timeout);
     let mut form = Multipart::new(body, &boundary);
-    let stored = store(shared, &mut form).await;
-    form.body().discard().await;
-    let name = stored?;
-    let message = format!("File '{name}' uploaded successfully.");
+    let place = place(&mut form).await;
+    let mut source = Source::Form(form);
+    let stored = match place {
+        Ok((name, path)) => store(&shared.legacy_root, &path, 0, &mut source)
+            .await
+            .map(|()| name)
+            .map_err(Refused::from),
+        Err(refused) => Err(refused),
+    };
+    source.discard().await;
+    let message = format!("File '{}' uploaded successfully.", stored?);
     Ok(json(StatusCode::OK, &json!({"message": message})))
 }
 
-async fn store(shared: &Shared, form: &mut Multipart) -> Result<String, Refused> {
+/// The name that a form gives its file, and where that is.
+async fn place(form: &mut Multipart) -> Result<(String, Vec<u8>), Refused> {
     let part = form.find("file").await?;
     let name = part
         .and_then(|part| part.filename)
         .filter(|name| !name.is_empty())
         .ok_or_else(|| unprocessable("there is no field named file with a file name".to_owned()))?;
     let path = beneath_root(name.as_bytes())?;
-    let mut writing = shared.legacy_root.write(&path, 0).await?;
-    while let Some(data) = form.data().await? {
-        writing.add(data).await?;
-    }
-    writing.finish().await?;
-    Ok(name)
+    Ok((name, path))
 }
 
 async fn download(shared: &Shared, rest: &str) -> Result<Response<Body>, Refused> {
@@ -293,6 +294,15 @@ impl From<UploadError> for Refused {
             UploadError::Broken => StatusCode::BAD_REQUEST,
         };
         Self::Status(status, error.to_string())
+    }
+}
+
+impl From<StoreError> for Refused {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Failure(failure) => failure.into(),
+            StoreError::Source(error) => error.into(),
+        }
     }
 }
 

@@ -38,6 +38,7 @@ mod run;
 mod server;
 mod shared;
 mod stop;
+mod store;
 mod time;
 
 pub use config::{Config, ConfigError, Task};

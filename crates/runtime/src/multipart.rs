@@ -115,7 +115,9 @@ impl Multipart {
             match find(&self.buffer, b"\r\n\r\n") {
                 Some(end) if end <= HEADER_BYTES_MAX => break end,
                 None if self.buffer.len() <= HEADER_BYTES_MAX => {}
-                Some(_) | None => return Err(MultipartError::Malformed("its headers are too long")),
+                Some(_) | None => {
+                    return Err(MultipartError::Malformed("its headers are too long"));
+                }
             }
             self.more("it ends inside a header").await?;
         };
@@ -215,7 +217,10 @@ mod tests {
         );
         assert_eq!(boundary("multipart/mixed; boundary=abc"), None);
         assert_eq!(boundary("multipart/form-data; boundary="), None);
-        assert_eq!(boundary(&format!("multipart/form-data; boundary={:b>71}", "")), None);
+        assert_eq!(
+            boundary(&format!("multipart/form-data; boundary={:b>71}", "")),
+            None
+        );
     }
 
     #[test]

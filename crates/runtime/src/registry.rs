@@ -72,7 +72,9 @@ impl Registry {
     pub(crate) fn admit(this: &Arc<Self>) -> Result<Running, Failure> {
         let Ok(permit) = Arc::clone(&this.room).try_acquire_owned() else {
             let max = this.max;
-            let message = format!("{max} commands run, which is all that may at once: try again when one has ended");
+            let message = format!(
+                "{max} commands run, which is all that may at once: try again when one has ended"
+            );
             return Err(Failure::new(ErrorCode::Exhausted, message));
         };
         let mut running = this.map();

@@ -7,6 +7,7 @@ use crate::http::{self, Body, Upload, UploadError, json};
 use crate::multipart::{Multipart, MultipartError};
 use crate::path::{beneath_root, decode, parameter};
 use crate::shared::Shared;
+use crate::store::{Source, StoreError, store};
 use crate::time::{http_date, rfc3339};
 use hyper::body::Incoming;
 use hyper::header::{
@@ -104,7 +105,9 @@ async fn get(shared: &Shared, rest: &str, headers: &HeaderMap) -> Result<Respons
         read => read?,
     };
     // What is only valid for another version of the file is not worth comparing: all of it is.
-    let wanted = headers.get(RANGE).filter(|_| !headers.contains_key(IF_RANGE));
+    let wanted = headers
+        .get(RANGE)
+        .filter(|_| !headers.contains_key(IF_RANGE));
     let wanted = wanted.and_then(|value| value.to_str().ok());
     let range = wanted.map_or(Range::Whole, |wanted| Range::parse(wanted, info.size));
     let mut response = match range {
@@ -128,7 +131,11 @@ async fn get(shared: &Shared, rest: &str, headers: &HeaderMap) -> Result<Respons
                 message,
             );
             let mut response = refused.response();
-            insert(&mut response, CONTENT_RANGE, &format!("bytes */{}", info.size));
+            insert(
+                &mut response,
+                CONTENT_RANGE,
+                &format!("bytes */{}", info.size),
+            );
             response
         }
     };
@@ -175,63 +182,42 @@ async fn put(
     rest: &str,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Refused> {
-    let mode = mode(parameter(request.uri().query(), "mode"));
-    let path = beneath_root(&decode(rest));
+    let place = place(rest, request.uri().query());
     let kind = request.headers().get(CONTENT_TYPE);
     let boundary = kind.and_then(|kind| Multipart::boundary(kind.to_str().ok()?));
     let config = &shared.config;
-    let mut body = Upload::new(request, config.max_upload_bytes, config.http_idle_timeout);
-    let (path, mode) = match (path, mode) {
-        (Ok(path), Ok(mode)) => (path, mode),
-        (Err(failure), _) => {
-            body.discard().await;
-            return Err(failure.into());
-        }
-        (_, Err(refused)) => {
-            body.discard().await;
-            return Err(refused);
-        }
+    let body = Upload::new(request, config.max_upload_bytes, config.http_idle_timeout);
+    let mut source = match boundary {
+        Some(boundary) => Source::Form(Multipart::new(body, &boundary)),
+        None => Source::Raw(body),
     };
-    let stored = match boundary {
-        Some(boundary) => {
-            let mut form = Multipart::new(body, &boundary);
-            let stored = store_form(shared, &path, mode, &mut form).await;
-            form.body().discard().await;
-            stored
-        }
-        None => {
-            let stored = store(shared, &path, mode, &mut body).await;
-            if stored.is_err() {
-                body.discard().await;
-            }
-            stored
-        }
-    };
+    let stored = put_at(shared, place, &mut source).await;
+    source.discard().await;
     stored.map(|()| http::empty(StatusCode::NO_CONTENT))
 }
 
-async fn store(shared: &Shared, path: &[u8], mode: u32, body: &mut Upload) -> Result<(), Refused> {
-    let mut writing = shared.root.write(path, mode).await?;
-    while let Some(data) = body.next().await? {
-        writing.add(data).await.map_err(not_written)?;
-    }
-    writing.finish().await.map_err(not_written)
-}
-
-async fn store_form(
+async fn put_at(
     shared: &Shared,
-    path: &[u8],
-    mode: u32,
-    form: &mut Multipart,
+    place: Result<(Vec<u8>, u32), Refused>,
+    source: &mut Source,
 ) -> Result<(), Refused> {
-    if form.find("file").await?.is_none() {
+    let (path, mode) = place?;
+    if let Source::Form(form) = source
+        && form.find("file").await?.is_none()
+    {
         return Err(invalid("the form has no part named file".to_owned()));
     }
-    let mut writing = shared.root.write(path, mode).await?;
-    while let Some(data) = form.data().await? {
-        writing.add(data).await.map_err(not_written)?;
+    match store(&shared.root, &path, mode, source).await {
+        Err(StoreError::Failure(failure)) => Err(not_written(failure)),
+        Err(StoreError::Source(error)) => Err(error.into()),
+        Ok(()) => Ok(()),
     }
-    writing.finish().await.map_err(not_written)
+}
+
+/// Where a file is to be written, and with which permission bits.
+fn place(rest: &str, query: Option<&str>) -> Result<(Vec<u8>, u32), Refused> {
+    let path = beneath_root(&decode(rest))?;
+    Ok((path, mode(parameter(query, "mode"))?))
 }
 
 /// A file where a directory should be is the request's fault here, not something that is missing.
@@ -305,7 +291,9 @@ fn mode(parameter: Option<String>) -> Result<u32, Refused> {
         // The guest takes 0 for "as it was".
         Some(0) => Err(invalid("mode=0000: nobody could read that file".to_owned())),
         Some(mode) => Ok(mode),
-        None => Err(invalid(format!("mode={text}: use four octal digits, such as 0644"))),
+        None => Err(invalid(format!(
+            "mode={text}: use four octal digits, such as 0644"
+        ))),
     }
 }
 

@@ -88,7 +88,9 @@ impl Shared {
 
 /// The directory beneath a root in which a command is to run.
 pub(crate) async fn working_dir(root: &Root, path: &str) -> Result<Bytes, Failure> {
-    let found = root.stat(&crate::path::beneath_root(path.as_bytes())?).await;
+    let found = root
+        .stat(&crate::path::beneath_root(path.as_bytes())?)
+        .await;
     let info = found.map_err(|failure| Failure {
         message: format!("working directory: {}", failure.message),
         ..failure

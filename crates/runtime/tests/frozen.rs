@@ -13,11 +13,19 @@ const FROZEN: &str = include_str!("frozen/process.v1.txt");
 #[test]
 fn the_process_api_is_as_clients_have_it() {
     let set = FileDescriptorSet::decode(OURS).unwrap();
-    let file = set.file.iter().find(|file| file.package() == "process.v1").unwrap();
+    let file = set
+        .file
+        .iter()
+        .find(|file| file.package() == "process.v1")
+        .unwrap();
     let mut lines = Vec::new();
     for service in &file.service {
         for method in &service.method {
-            let stream = if method.server_streaming() { "stream " } else { "" };
+            let stream = if method.server_streaming() {
+                "stream "
+            } else {
+                ""
+            };
             lines.push(format!(
                 "rpc {}.{} ({}) returns ({stream}{})",
                 service.name(),

@@ -77,7 +77,10 @@ mod tests {
         assert_eq!(words("'' \"\""), ["", ""]);
         assert_eq!(words("a#b # c"), ["a#b", "#", "c"]);
         assert_eq!(words(""), Vec::<String>::new());
-        assert_eq!(words("echo grüß € | cat"), ["echo", "grüß", "€", "|", "cat"]);
+        assert_eq!(
+            words("echo grüß € | cat"),
+            ["echo", "grüß", "€", "|", "cat"]
+        );
     }
 
     #[test]

@@ -85,7 +85,10 @@ async fn forward(mut feeds: mpsc::Receiver<Feed>, mut inputs: Inputs) {
 }
 
 fn out_of_turn() -> Failure {
-    Failure::new(ErrorCode::Io, "the agent answered a command with something else")
+    Failure::new(
+        ErrorCode::Io,
+        "the agent answered a command with something else",
+    )
 }
 
 // === impl Streamed ===

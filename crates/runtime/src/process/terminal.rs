@@ -108,7 +108,10 @@ pub(super) async fn resize(shared: &Shared, id: &str, rows: u32, cols: u32) -> R
 }
 
 fn out_of_turn() -> Failure {
-    Failure::new(ErrorCode::Io, "the agent answered for a terminal with something else")
+    Failure::new(
+        ErrorCode::Io,
+        "the agent answered for a terminal with something else",
+    )
 }
 
 // === impl Terminal ===

@@ -70,9 +70,30 @@ mod tests {
     fn ranges_are_those_of_http() {
         for (text, size, want) in [
             ("bytes=0-9", 100, Part { first: 0, last: 9 }),
-            ("bytes=90-", 100, Part { first: 90, last: 99 }),
-            ("bytes=90-500", 100, Part { first: 90, last: 99 }),
-            ("bytes=-10", 100, Part { first: 90, last: 99 }),
+            (
+                "bytes=90-",
+                100,
+                Part {
+                    first: 90,
+                    last: 99,
+                },
+            ),
+            (
+                "bytes=90-500",
+                100,
+                Part {
+                    first: 90,
+                    last: 99,
+                },
+            ),
+            (
+                "bytes=-10",
+                100,
+                Part {
+                    first: 90,
+                    last: 99,
+                },
+            ),
             ("bytes=-500", 100, Part { first: 0, last: 99 }),
             ("bytes=100-", 100, Unsatisfiable),
             ("bytes=-0", 100, Unsatisfiable),

@@ -1,7 +1,7 @@
 //! What is refused, from whom it is hidden, and who is cut off.
 
 use crate::process::{sh, test};
-use crate::support::{Runtime, ask, connect, read_answer, until};
+use crate::support::{Runtime, ask, connect, eventually, read_answer};
 use serde_json::json;
 use std::io::{Read as _, Write as _};
 use tonic::Code;
@@ -20,7 +20,8 @@ fn the_token_opens_the_doors_and_no_command_has_it() {
             (runtime.legacy, "/list/", "/"),
             (runtime.rest, "/v1/files/", "/v1/health"),
         ] {
-            let with = |value: &str| ask(door, "GET", path, &[("authorization", value)], b"").status;
+            let with =
+                |value: &str| ask(door, "GET", path, &[("authorization", value)], b"").status;
             assert_eq!(with(&bearer), 200);
             assert_eq!(with("Bearer wrong"), 401);
             assert_eq!(with(TOKEN), 401);
@@ -35,13 +36,25 @@ fn the_token_opens_the_doors_and_no_command_has_it() {
         let command = format!("sh -c 'env; cat /proc/{pid}/environ; cat /proc/self/environ'");
         let body = json!({"command": command}).to_string();
         let headers = [("authorization", bearer.as_str())];
-        let said = ask(runtime.legacy, "POST", "/execute", &headers, body.as_bytes());
+        let said = ask(
+            runtime.legacy,
+            "POST",
+            "/execute",
+            &headers,
+            body.as_bytes(),
+        );
         assert_eq!(said.status, 200);
         // Root of a whole machine may read what it likes; root of a pod may not.
         if !has_ptrace() {
             assert!(!said.text().contains(TOKEN), "{}", said.text());
         }
-        let own = ask(runtime.legacy, "POST", "/execute", &headers, br#"{"command": "env"}"#);
+        let own = ask(
+            runtime.legacy,
+            "POST",
+            "/execute",
+            &headers,
+            br#"{"command": "env"}"#,
+        );
         assert!(own.text().contains("PATH") && !own.text().contains(TOKEN));
     });
 }
@@ -49,7 +62,9 @@ fn the_token_opens_the_doors_and_no_command_has_it() {
 fn has_ptrace() -> bool {
     const CAP_SYS_PTRACE: u32 = 19;
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:\t"));
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:\t"));
     u64::from_str_radix(line.unwrap(), 16).unwrap() & (1 << CAP_SYS_PTRACE) != 0
 }
 
@@ -57,16 +72,30 @@ fn has_ptrace() -> bool {
 fn too_much_is_refused_and_leaves_nothing() {
     let runtime = Runtime::with(&["-max-upload-bytes=100000"], &[]);
     let answer = runtime.rest("PUT", "/v1/files/x", &vec![0; 100_001]);
-    assert_eq!((answer.status, &answer.json()["code"]), (413, &json!("INVALID_ARGUMENT")));
+    assert_eq!(
+        (answer.status, &answer.json()["code"]),
+        (413, &json!("INVALID_ARGUMENT"))
+    );
     assert_eq!(std::fs::read_dir(runtime.root()).unwrap().count(), 0);
-    assert_eq!(runtime.rest("PUT", "/v1/files/x", &vec![0; 100_000]).status, 204);
+    assert_eq!(
+        runtime.rest("PUT", "/v1/files/x", &vec![0; 100_000]).status,
+        204
+    );
     let huge = format!("{{\"command\": \"true {}\"}}", "x".repeat(5_000_000));
-    assert_eq!(runtime.legacy("POST", "/execute", huge.as_bytes()).status, 413);
+    assert_eq!(
+        runtime.legacy("POST", "/execute", huge.as_bytes()).status,
+        413
+    );
     let long = format!("/v1/files/{}", "x".repeat(40_000));
     assert_eq!(runtime.rest("GET", &long, b"").status, 431);
-    let many: Vec<(String, String)> = (0..100).map(|n| (format!("h{n}"), "x".to_owned())).collect();
+    let many: Vec<(String, String)> = (0..100)
+        .map(|n| (format!("h{n}"), "x".to_owned()))
+        .collect();
     let many: Vec<(&str, &str)> = many.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
-    assert_eq!(ask(runtime.rest, "GET", "/v1/health", &many, b"").status, 431);
+    assert_eq!(
+        ask(runtime.rest, "GET", "/v1/health", &many, b"").status,
+        431
+    );
 }
 
 #[test]
@@ -89,7 +118,10 @@ fn who_is_silent_is_cut_off() {
 #[test]
 fn so_many_commands_and_no_more() {
     test(&["-max-processes=2"], &[], async |runtime, mut client| {
-        let mut first = client.start(sh("echo ready; sleep 1000"), None).await.unwrap();
+        let mut first = client
+            .start(sh("echo ready; sleep 1000"), None)
+            .await
+            .unwrap();
         let _second = client.start(sh("sleep 1000"), None).await.unwrap();
         first.says("ready").await;
         let refused = client.execute(sh("true")).await.unwrap_err();
@@ -97,9 +129,13 @@ fn so_many_commands_and_no_more() {
         let answer = runtime.legacy("POST", "/execute", br#"{"command": "true"}"#);
         assert_eq!(answer.status, 503, "{answer:?}");
         drop(first);
-        until("there is room", || {
-            runtime.legacy("POST", "/execute", br#"{"command": "true"}"#).status == 200
-        });
+        eventually("there is room", || {
+            runtime
+                .legacy("POST", "/execute", br#"{"command": "true"}"#)
+                .status
+                == 200
+        })
+        .await;
     });
 }
 
@@ -114,20 +150,31 @@ fn many_connections_wait_their_turn() {
 
 #[test]
 fn reflection_describes_the_service() {
-    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let tokio = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let runtime = Runtime::start();
     tokio.block_on(async {
         let channel = tonic::transport::Channel::from_shared(format!("http://{}", runtime.grpc));
         let channel = channel.unwrap().connect().await.unwrap();
         let ask = ServerReflectionRequest {
             host: String::new(),
-            message_request: Some(MessageRequest::FileContainingSymbol("process.v1.ProcessService".to_owned())),
+            message_request: Some(MessageRequest::FileContainingSymbol(
+                "process.v1.ProcessService".to_owned(),
+            )),
         };
         let mut client = ServerReflectionClient::new(channel);
         let asked = futures::stream::iter([ask]);
-        let mut told = client.server_reflection_info(asked).await.unwrap().into_inner();
-        let told = format!("{:?}", told.message().await.unwrap().unwrap().message_response);
+        let mut told = client
+            .server_reflection_info(asked)
+            .await
+            .unwrap()
+            .into_inner();
+        let told = format!(
+            "{:?}",
+            told.message().await.unwrap().unwrap().message_response
+        );
         assert!(told.contains("FileDescriptorResponse"), "{told}");
     });
 }
-

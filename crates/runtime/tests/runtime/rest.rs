@@ -18,7 +18,10 @@ fn files_are_written_whole_and_read_in_parts() {
     let answer = runtime.rest("PUT", "/v1/files/a%2Fb%2Fc.bin?mode=0750", &content);
     assert_eq!((answer.status, answer.body.len()), (204, 0), "{answer:?}");
     let file = runtime.root().join("a/b/c.bin");
-    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o7777, 0o750);
+    assert_eq!(
+        std::fs::metadata(&file).unwrap().permissions().mode() & 0o7777,
+        0o750
+    );
 
     let answer = runtime.rest("GET", "/v1/files/a/b/c.bin", b"");
     assert_eq!((answer.status, answer.body == content), (200, true));
@@ -32,21 +35,51 @@ fn files_are_written_whole_and_read_in_parts() {
 
     for (range, want, of) in [
         ("bytes=10-19", &content[10..20], "bytes 10-19/1000000"),
-        ("bytes=999990-", &content[999_990..], "bytes 999990-999999/1000000"),
-        ("bytes=-5", &content[999_995..], "bytes 999995-999999/1000000"),
+        (
+            "bytes=999990-",
+            &content[999_990..],
+            "bytes 999990-999999/1000000",
+        ),
+        (
+            "bytes=-5",
+            &content[999_995..],
+            "bytes 999995-999999/1000000",
+        ),
     ] {
-        let answer = ask(runtime.rest, "GET", "/v1/files/a/b/c.bin", &[("range", range)], b"");
-        assert_eq!((answer.status, answer.body.as_slice()), (206, want), "{range}");
+        let answer = ask(
+            runtime.rest,
+            "GET",
+            "/v1/files/a/b/c.bin",
+            &[("range", range)],
+            b"",
+        );
+        assert_eq!(
+            (answer.status, answer.body.as_slice()),
+            (206, want),
+            "{range}"
+        );
         assert_eq!(answer.header("content-range"), Some(of));
     }
-    let answer = ask(runtime.rest, "GET", "/v1/files/a/b/c.bin", &[("range", "bytes=1000000-")], b"");
+    let answer = ask(
+        runtime.rest,
+        "GET",
+        "/v1/files/a/b/c.bin",
+        &[("range", "bytes=1000000-")],
+        b"",
+    );
     refused(&answer, 416, "INVALID_ARGUMENT");
     assert_eq!(answer.header("content-range"), Some("bytes */1000000"));
 
     // Replaced, with the mode that a write without one has.
-    assert_eq!(runtime.rest("PUT", "/v1/files/a/b/c.bin", b"new").status, 204);
+    assert_eq!(
+        runtime.rest("PUT", "/v1/files/a/b/c.bin", b"new").status,
+        204
+    );
     assert_eq!(std::fs::read(&file).unwrap(), b"new");
-    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o7777, 0o644);
+    assert_eq!(
+        std::fs::metadata(&file).unwrap().permissions().mode() & 0o7777,
+        0o644
+    );
     assert_eq!(runtime.rest("PUT", "/v1/files/empty", b"").status, 204);
     let answer = runtime.rest("GET", "/v1/files/empty", b"");
     assert_eq!((answer.status, answer.body.len()), (200, 0));
@@ -58,16 +91,35 @@ fn a_form_is_a_file_too() {
     // Looks like the end more than once.
     let content = b"\r\n--Xy\r\n--X\r\n--\r\n\r\n--XyA".repeat(20_000);
     let (kind, body) = form("file", "ignored", &content);
-    let put = |kind: &str, body: &[u8]| ask(runtime.rest, "PUT", "/v1/files/form", &[("content-type", kind)], body);
+    let put = |kind: &str, body: &[u8]| {
+        ask(
+            runtime.rest,
+            "PUT",
+            "/v1/files/form",
+            &[("content-type", kind)],
+            body,
+        )
+    };
     assert_eq!(put(&kind, &body).status, 204);
     assert!(std::fs::read(runtime.root().join("form")).unwrap() == content);
     let (kind, body) = form("other", "x", b"x");
     refused(&put(&kind, &body), 400, "INVALID_ARGUMENT");
     refused(&put(&kind, b"no form"), 400, "INVALID_ARGUMENT");
     let (kind, body) = form("file", "x", b"cut");
-    refused(&put(&kind, &body[..body.len() - 12]), 400, "INVALID_ARGUMENT");
-    assert!(std::fs::read(runtime.root().join("form")).unwrap() == content, "it stays as it was");
-    assert_eq!(std::fs::read_dir(runtime.root()).unwrap().count(), 1, "no temporary file stays");
+    refused(
+        &put(&kind, &body[..body.len() - 12]),
+        400,
+        "INVALID_ARGUMENT",
+    );
+    assert!(
+        std::fs::read(runtime.root().join("form")).unwrap() == content,
+        "it stays as it was"
+    );
+    assert_eq!(
+        std::fs::read_dir(runtime.root()).unwrap().count(),
+        1,
+        "no temporary file stays"
+    );
 }
 
 #[test]
@@ -82,17 +134,27 @@ fn directories_are_listed() {
     let listing = runtime.rest("GET", "/v1/files/d", b"").json();
     assert_eq!(listing["path"], "/d");
     let entries = listing["entries"].as_array().unwrap();
-    let told: Vec<_> = entries.iter().map(|e| (&e["name"], &e["type"], &e["size"])).collect();
+    let told: Vec<_> = entries
+        .iter()
+        .map(|e| (&e["name"], &e["type"], &e["size"]))
+        .collect();
     assert_eq!(told[0], (&json!("f"), &json!("file"), &json!(4)));
     assert_eq!(told[1], (&json!("link"), &json!("file"), &json!(4)));
     assert_eq!((told[2].0, told[2].1), (&json!("sub"), &json!("directory")));
     assert_eq!(told.len(), 3, "{listing}");
     let modified = entries[0]["modified_at"].as_str().unwrap();
-    assert!(modified.len() == 20 && modified.ends_with('Z'), "{modified}");
+    assert!(
+        modified.len() == 20 && modified.ends_with('Z'),
+        "{modified}"
+    );
     assert_eq!(entries[2]["mode"], "0755");
     for path in ["/v1/files/", "/v1/files", "/v1/files/%2F", "/v1/files/%2E"] {
         let listing = runtime.rest("GET", path, b"").json();
-        assert_eq!((&listing["path"], &listing["entries"][0]["name"]), (&json!("/"), &json!("d")), "{path}");
+        assert_eq!(
+            (&listing["path"], &listing["entries"][0]["name"]),
+            (&json!("/"), &json!("d")),
+            "{path}"
+        );
     }
     assert_eq!(runtime.rest("HEAD", "/v1/files/d", b"").status, 200);
     assert_eq!(runtime.rest("HEAD", "/v1/files/d/none", b"").status, 404);
@@ -121,7 +183,10 @@ fn things_are_deleted_and_the_root_stays() {
     symlink("../kept", root.join("link")).unwrap();
     assert_eq!(delete("?recursive=1").status, 204);
     assert_eq!(std::fs::read_dir(&root).unwrap().count(), 0);
-    assert!(runtime.outside().join("kept/file").exists(), "a link is removed, not followed");
+    assert!(
+        runtime.outside().join("kept/file").exists(),
+        "a link is removed, not followed"
+    );
 }
 
 #[test]
@@ -132,21 +197,73 @@ fn what_cannot_be_is_refused_with_a_code() {
     std::fs::write(root.join("f"), "").unwrap();
     symlink("/etc", root.join("out")).unwrap();
     symlink("loop", root.join("loop")).unwrap();
-    refused(&runtime.rest("GET", "/v1/files/none", b""), 404, "NOT_FOUND");
-    refused(&runtime.rest("GET", "/v1/files/..%2Fx", b""), 403, "PERMISSION_DENIED");
-    refused(&runtime.rest("GET", "/v1/files/out%2Fpasswd", b""), 403, "PERMISSION_DENIED");
-    refused(&runtime.rest("PUT", "/v1/files/out%2Fnew", b"x"), 403, "PERMISSION_DENIED");
-    refused(&runtime.rest("DELETE", "/v1/files/out%2Fpasswd", b""), 403, "PERMISSION_DENIED");
-    refused(&runtime.rest("GET", "/v1/files/loop", b""), 400, "INVALID_ARGUMENT");
-    refused(&runtime.rest("PUT", "/v1/files/d", b"x"), 400, "INVALID_ARGUMENT");
-    refused(&runtime.rest("PUT", "/v1/files/f%2Fx", b"x"), 400, "INVALID_ARGUMENT");
-    refused(&runtime.rest("PUT", "/v1/files/", b"x"), 400, "INVALID_ARGUMENT");
-    refused(&runtime.rest("PUT", "/v1/files/x?mode=777", b"x"), 400, "INVALID_ARGUMENT");
-    refused(&runtime.rest("GET", "/v1/files/a%00b", b""), 400, "INVALID_ARGUMENT");
-    refused(&runtime.rest("POST", "/v1/files/x", b"x"), 405, "INVALID_ARGUMENT");
+    refused(
+        &runtime.rest("GET", "/v1/files/none", b""),
+        404,
+        "NOT_FOUND",
+    );
+    refused(
+        &runtime.rest("GET", "/v1/files/..%2Fx", b""),
+        403,
+        "PERMISSION_DENIED",
+    );
+    refused(
+        &runtime.rest("GET", "/v1/files/out%2Fpasswd", b""),
+        403,
+        "PERMISSION_DENIED",
+    );
+    refused(
+        &runtime.rest("PUT", "/v1/files/out%2Fnew", b"x"),
+        403,
+        "PERMISSION_DENIED",
+    );
+    refused(
+        &runtime.rest("DELETE", "/v1/files/out%2Fpasswd", b""),
+        403,
+        "PERMISSION_DENIED",
+    );
+    refused(
+        &runtime.rest("GET", "/v1/files/loop", b""),
+        400,
+        "INVALID_ARGUMENT",
+    );
+    refused(
+        &runtime.rest("PUT", "/v1/files/d", b"x"),
+        400,
+        "INVALID_ARGUMENT",
+    );
+    refused(
+        &runtime.rest("PUT", "/v1/files/f%2Fx", b"x"),
+        400,
+        "INVALID_ARGUMENT",
+    );
+    refused(
+        &runtime.rest("PUT", "/v1/files/", b"x"),
+        400,
+        "INVALID_ARGUMENT",
+    );
+    refused(
+        &runtime.rest("PUT", "/v1/files/x?mode=777", b"x"),
+        400,
+        "INVALID_ARGUMENT",
+    );
+    refused(
+        &runtime.rest("GET", "/v1/files/a%00b", b""),
+        400,
+        "INVALID_ARGUMENT",
+    );
+    refused(
+        &runtime.rest("POST", "/v1/files/x", b"x"),
+        405,
+        "INVALID_ARGUMENT",
+    );
     refused(&runtime.rest("GET", "/v2", b""), 404, "NOT_FOUND");
     let long = "x/".repeat(3000);
-    refused(&runtime.rest("GET", &format!("/v1/files/{long}"), b""), 400, "INVALID_ARGUMENT");
+    refused(
+        &runtime.rest("GET", &format!("/v1/files/{long}"), b""),
+        400,
+        "INVALID_ARGUMENT",
+    );
 }
 
 #[test]

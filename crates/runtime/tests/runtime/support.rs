@@ -38,24 +38,50 @@ impl Runtime {
     pub(crate) fn with(flags: &[&str], env: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = Command::new(program());
+        command.args(arguments(dir.path())).args(flags);
         command
-            .arg("-listen-host=127.0.0.1")
-            .args(["-legacy-port=0", "-rest-port=0", "-grpc-port=0"])
-            .arg(format!("--root-dir={}", dir.path().join("workspace").display()))
-            .args(flags)
             .env("SANDBOX_BASE_DIR", dir.path().join("app"))
-            .envs(env.iter().copied())
+            .envs(env.iter().copied());
+        Self::spawn(command, dir)
+    }
+
+    /// As PID 1 of a process namespace, with a small disk as the root. Needs root.
+    pub(crate) fn as_init(flags: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("workspace");
+        std::fs::create_dir(&root).unwrap();
+        let script = "mount -t tmpfs -o size=1m tmpfs \"$1\" && shift && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command
+            .args(["--pid", "--fork", "--kill-child", "--mount-proc", "--mount"])
+            .args(["sh", "-c", script, "sh"])
+            .arg(&root)
+            .arg(program())
+            .args(arguments(dir.path()))
+            .args(flags)
+            .env("SANDBOX_BASE_DIR", dir.path().join("app"));
+        Self::spawn(command, dir)
+    }
+
+    fn spawn(mut command: Command, dir: tempfile::TempDir) -> Self {
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
         stderr.read_line(&mut said).unwrap();
         let door = |name: &str| -> SocketAddr {
             let prefix = format!("{name}=");
-            let found = said.split_whitespace().find_map(|word| word.strip_prefix(&prefix));
-            found.unwrap_or_else(|| panic!("no {name} in {said:?}")).parse().unwrap()
+            let found = said
+                .split_whitespace()
+                .find_map(|word| word.strip_prefix(&prefix));
+            found
+                .unwrap_or_else(|| panic!("no {name} in {said:?}"))
+                .parse()
+                .unwrap()
         };
         Self {
             legacy: door("legacy"),
@@ -101,19 +127,30 @@ impl Runtime {
         rustix::process::Pid::from_child(&self.child)
     }
 
+    /// As the kubelet does it; where there is a program in front of init, to what is behind that.
     pub(crate) fn terminate(&self) {
-        rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM).unwrap();
+        let own = self.pid().as_raw_nonzero();
+        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
+        let comm = std::fs::read_to_string(format!("/proc/{own}/comm")).unwrap();
+        let pid = match comm.trim() {
+            "unshare" => children.unwrap().trim().parse().unwrap(),
+            _ => own.get(),
+        };
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
     /// Waits for its end.
     pub(crate) fn wait(mut self) -> ExitStatus {
         let mut status = ExitStatus::from_raw(0);
-        until("the runtime ends", || match self.child.try_wait().unwrap() {
-            Some(ended) => {
-                status = ended;
-                true
+        until("the runtime ends", || {
+            match self.child.try_wait().unwrap() {
+                Some(ended) => {
+                    status = ended;
+                    true
+                }
+                None => false,
             }
-            None => false,
         });
         status
     }
@@ -142,6 +179,17 @@ impl Answer {
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
+}
+
+fn arguments(dir: &Path) -> Vec<String> {
+    let root = dir.join("workspace");
+    vec![
+        "-listen-host=127.0.0.1".to_owned(),
+        "-legacy-port=0".to_owned(),
+        "-rest-port=0".to_owned(),
+        "-grpc-port=0".to_owned(),
+        format!("--root-dir={}", root.display()),
+    ]
 }
 
 /// What is tested: as cargo built it, or the one that goes into images.
@@ -186,7 +234,14 @@ pub(crate) fn read_answer(stream: &mut TcpStream) -> Answer {
     let end = end.unwrap_or_else(|| panic!("no answer: {:?}", String::from_utf8_lossy(&raw)));
     let head = String::from_utf8(raw[..end].to_vec()).unwrap();
     let mut lines = head.split("\r\n");
-    let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+    let status = lines
+        .next()
+        .unwrap()
+        .split(' ')
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
     let headers: Vec<(String, String)> = lines
         .map(|line| line.split_once(": ").unwrap())
         .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
@@ -215,7 +270,9 @@ fn unchunk(mut body: &[u8]) -> Vec<u8> {
 /// A form with one file.
 pub(crate) fn form(name: &str, filename: &str, content: &[u8]) -> (String, Vec<u8>) {
     let mut body = Vec::new();
-    body.extend_from_slice(b"--XyZ\r\nContent-Disposition: form-data; name=\"note\"\r\n\r\nhello\r\n");
+    body.extend_from_slice(
+        b"--XyZ\r\nContent-Disposition: form-data; name=\"note\"\r\n\r\nhello\r\n",
+    );
     let head = format!(
         "--XyZ\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{filename}\"\r\n\
          Content-Type: application/octet-stream\r\n\r\n"
@@ -233,6 +290,15 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(begin.elapsed() < WITHIN, "waited too long: {what}");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The same while other tasks go on: a client's connection is one.
+pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < WITHIN, "waited too long: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
