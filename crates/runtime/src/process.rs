@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
 
 /// Generated from `proto/process/v1`.
-#[expect(unreachable_pub, clippy::wildcard_enum_match_arm, reason = "generated")]
+#[expect(unreachable_pub, reason = "generated")]
 pub(crate) mod proto {
     include!("gen/process.v1.rs");
 }

@@ -222,9 +222,10 @@ fn place(rest: &str, query: Option<&str>) -> Result<(Vec<u8>, u32), Refused> {
 
 /// A file where a directory should be is the request's fault here, not something that is missing.
 fn not_written(failure: Failure) -> Refused {
-    match failure.code {
-        ErrorCode::NotDirectory => invalid(failure.message),
-        _ => failure.into(),
+    if failure.code == ErrorCode::NotDirectory {
+        invalid(failure.message)
+    } else {
+        failure.into()
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
-#[expect(unreachable_pub, clippy::wildcard_enum_match_arm, reason = "generated")]
+#[expect(unreachable_pub, reason = "generated")]
 #[allow(
     dead_code,
     missing_docs,
