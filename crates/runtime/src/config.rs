@@ -4,6 +4,7 @@ mod duration;
 mod flags;
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -50,7 +51,7 @@ pub enum Task {
 /// How to serve.
 #[derive(Debug)]
 pub struct Config {
-    pub(crate) listen_host: String,
+    pub(crate) listen_host: IpAddr,
     /// None where that door is shut; 0 is any free port.
     pub(crate) legacy_port: Option<u16>,
     pub(crate) rest_port: Option<u16>,
@@ -122,7 +123,7 @@ impl Config {
         let mut env: Vec<(OsString, OsString)> = env.into_iter().collect();
         let token = Token::take(&mut env)?;
         let mut config = Self {
-            listen_host: "0.0.0.0".to_owned(),
+            listen_host: IpAddr::from([0, 0, 0, 0]),
             legacy_port: Some(8888),
             rest_port: Some(8080),
             grpc_port: Some(9090),
@@ -285,6 +286,7 @@ mod tests {
             (&["-rest-port=70000"], "a port"),
             (&["-rest-port=9090"], "the same port"),
             (&["-root-dir=w"], "absolute"),
+            (&["-listen-host=example.com"], "an address"),
             (&["-http-idle-timeout=5"], "a time"),
             (&["-stream-chunk-size=1"], "64"),
             (

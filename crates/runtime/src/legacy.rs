@@ -91,6 +91,12 @@ fn health(shared: &Shared) -> Response<Body> {
 }
 
 async fn execute(shared: &Shared, request: Request<Incoming>) -> Result<Response<Body>, Refused> {
+    // As before; and a page of a browser cannot send this without being asked whether it may.
+    let kind = request.headers().get(CONTENT_TYPE);
+    if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
+        let detail = "send JSON, with content-type: application/json";
+        return Err(unprocessable(detail.to_owned()));
+    }
     let mut upload = Upload::new(request, EXECUTE_BYTES_MAX, shared.config.http_idle_timeout);
     let body = upload.whole().await?;
     let asked: Execute = serde_json::from_slice(&body).map_err(|e| unprocessable(e.to_string()))?;

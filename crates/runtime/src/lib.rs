@@ -30,6 +30,7 @@ mod deadline;
 mod http;
 mod legacy;
 mod multipart;
+mod origin;
 mod path;
 mod process;
 mod registry;
@@ -47,6 +48,7 @@ use agent::Agent;
 use server::Door;
 use shared::Shared;
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -62,7 +64,7 @@ pub enum StartError {
     Root(PathBuf, &'static str, #[source] io::Error),
     /// An address cannot be listened on.
     #[error("listen on {0}: choose another with -listen-host and -{1}")]
-    Listen(String, &'static str, #[source] io::Error),
+    Listen(SocketAddr, &'static str, #[source] io::Error),
     /// The description of the gRPC service is not what it should be.
     #[error("describe the gRPC service")]
     Reflection(#[source] tonic_reflection::server::Error),
@@ -136,12 +138,9 @@ async fn open(shared: &Arc<Shared>) -> Result<JoinSet<()>, StartError> {
     let mut said = format!("k8e-runtime {} listens:", env!("CARGO_PKG_VERSION"));
     for (name, flag, port, door) in doors {
         let Some(port) = port else { continue };
-        let failed = |error| {
-            let address = format!("{}:{port}", config.listen_host);
-            StartError::Listen(address, flag, error)
-        };
-        let listener = TcpListener::bind((config.listen_host.as_str(), port)).await;
-        let listener = listener.map_err(failed)?;
+        let address = SocketAddr::new(config.listen_host, port);
+        let failed = |error| StartError::Listen(address, flag, error);
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         said.push_str(&format!(" {name}={address}"));
         serving.spawn(server::serve(door, listener, Arc::clone(shared)));

@@ -12,9 +12,15 @@ const HEADER_BYTES_MAX: usize = 16 * 1024;
 /// Parts before the one that is wanted.
 const PARTS_MAX: usize = 64;
 
+/// Where a form comes from, piece by piece.
+pub(crate) trait Pieces {
+    /// The next bytes, never empty; none at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, UploadError>;
+}
+
 /// A body that is being read.
-pub(crate) struct Multipart {
-    body: Upload,
+pub(crate) struct Multipart<P = Upload> {
+    body: P,
     /// What separates parts, with the line break before it.
     delimiter: Vec<u8>,
     buffer: BytesMut,
@@ -41,6 +47,12 @@ pub(crate) enum MultipartError {
 
 // === impl Multipart ===
 
+impl Pieces for Upload {
+    async fn next(&mut self) -> Result<Option<Bytes>, UploadError> {
+        Self::next(self).await
+    }
+}
+
 impl Multipart {
     /// The boundary that a content type names, if it is that of a form.
     pub(crate) fn boundary(content_type: &str) -> Option<String> {
@@ -54,8 +66,10 @@ impl Multipart {
             .map(|(_, value)| value)
             .filter(|value| (1..=BOUNDARY_BYTES_MAX).contains(&value.len()))
     }
+}
 
-    pub(crate) fn new(body: Upload, boundary: &str) -> Self {
+impl<P: Pieces> Multipart<P> {
+    pub(crate) fn new(body: P, boundary: &str) -> Self {
         Self {
             body,
             delimiter: format!("\r\n--{boundary}").into_bytes(),
@@ -93,7 +107,7 @@ impl Multipart {
     }
 
     /// The body, for what is left of it.
-    pub(crate) fn body(&mut self) -> &mut Upload {
+    pub(crate) fn body(&mut self) -> &mut P {
         &mut self.body
     }
 
@@ -203,6 +217,63 @@ fn find(text: &[u8], what: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    impl Pieces for VecDeque<Bytes> {
+        async fn next(&mut self) -> Result<Option<Bytes>, UploadError> {
+            Ok(self.pop_front())
+        }
+    }
+
+    fn cut(body: &[u8], at: usize) -> VecDeque<Bytes> {
+        body.chunks(at).map(Bytes::copy_from_slice).collect()
+    }
+
+    fn read(body: &[u8], at: usize) -> Result<Option<Vec<u8>>, MultipartError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let mut form = Multipart::new(cut(body, at), "ab");
+            let Some(_) = form.find("file").await? else {
+                return Ok(None);
+            };
+            let mut content = Vec::new();
+            while let Some(data) = form.data().await? {
+                content.extend_from_slice(&data);
+            }
+            Ok(Some(content))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_in_a_form_comes_out_however_it_is_cut(
+            // Letters of which delimiters are made, so that some are nearly there.
+            content in "[\r\n\\-abx]{0,200}",
+            before in "[\r\n\\-abx]{0,20}",
+            at in 1usize..50,
+        ) {
+            prop_assume!(!content.contains("\r\n--ab") && !format!("\r\n{content}").starts_with("\r\n--ab"));
+            prop_assume!(!format!("\r\n{before}").contains("\r\n--ab"));
+            let head = "\r\n--ab\r\nContent-Disposition: form-data; name=file\r\n\r\n";
+            let body = format!("{before}{head}{content}\r\n--ab--");
+            let got = read(body.as_bytes(), at).unwrap();
+            prop_assert_eq!(got, Some(content.into_bytes()));
+        }
+
+        #[test]
+        fn garbage_is_an_error_or_a_form_and_never_a_panic(
+            body in proptest::collection::vec(prop_oneof![Just(b'\r'), Just(b'\n'), Just(b'-'), Just(b'a'), Just(b'b'), Just(b'"'), Just(b';'), Just(b'='), any::<u8>()], 0..300),
+            at in 1usize..20,
+        ) {
+            let _ = read(&body, at);
+            let text = String::from_utf8_lossy(&body);
+            let _ = Multipart::boundary(&format!("multipart/form-data; {text}"));
+            let _ = part(&format!("\r\ncontent-disposition:{text}\r\n\r\n"));
+        }
+    }
 
     #[test]
     fn boundaries_are_those_of_forms() {

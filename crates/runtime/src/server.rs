@@ -3,7 +3,7 @@
 use crate::http::{Body, json};
 use crate::process::{FILE_DESCRIPTOR_SET, Processes, proto};
 use crate::shared::{Phase, Shared};
-use crate::{deadline, legacy, rest};
+use crate::{deadline, legacy, origin, rest};
 use hyper::body::Incoming;
 use hyper::header::AUTHORIZATION;
 use hyper::server::conn::{http1, http2};
@@ -26,6 +26,10 @@ use tower::ServiceExt as _;
 /// Connections of one door at once. More wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 256;
 
+/// How many of those may come from inside the pod, so that what runs there cannot keep others out. A
+/// tunnel of `kubectl port-forward` comes from inside too.
+const INSIDE_MAX: usize = 192;
+
 /// A request line and headers: a path of the longest kind with every byte escaped, and room.
 const HEADER_BYTES_MAX: usize = 32 * 1024;
 
@@ -45,8 +49,22 @@ const PONG_WITHIN: Duration = Duration::from_secs(20);
 /// How long a peer may take nothing of what is sent to it.
 const STALL_MAX: Duration = Duration::from_secs(300);
 
+/// How long a gRPC client may take to read the last words when the end has come.
+const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
+
 /// Pause after a failed accept: out of descriptors or memory, which passes.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+const TOKEN_WANTED: &str = "show the sandbox's token (authorization: Bearer and the token)";
+
+/// Room for connections of one door.
+struct Room {
+    all: Arc<Semaphore>,
+    inside: Arc<Semaphore>,
+}
+
+/// What a connection holds while it lasts.
+type Permits = [Option<OwnedSemaphorePermit>; 2];
 
 /// What is behind a door.
 #[derive(Clone)]
@@ -76,7 +94,10 @@ impl Door {
 
 /// Serves one door until the end has come, and its connections until they have ended.
 pub(crate) async fn serve(door: Door, listener: TcpListener, shared: Arc<Shared>) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let room = Room {
+        all: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        inside: Arc::new(Semaphore::new(INSIDE_MAX)),
+    };
     let mut phase = shared.phase.subscribe();
     let mut connections = JoinSet::new();
     loop {
@@ -84,11 +105,11 @@ pub(crate) async fn serve(door: Door, listener: TcpListener, shared: Arc<Shared>
             biased;
             _ = phase.wait_for(|phase| *phase == Phase::Closing) => break,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            (stream, permit) = accept(&listener, &room) => {
+            (stream, permits) = room.accept(&listener) => {
                 let (door, shared) = (door.clone(), Arc::clone(&shared));
                 connections.spawn(async move {
                     connection(door, stream, shared).await;
-                    drop(permit);
+                    drop(permits);
                 });
             }
         }
@@ -97,16 +118,25 @@ pub(crate) async fn serve(door: Door, listener: TcpListener, shared: Arc<Shared>
     while connections.join_next().await.is_some() {}
 }
 
-async fn accept(
-    listener: &TcpListener,
-    room: &Arc<Semaphore>,
-) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // Never closed.
-    let permit = Arc::clone(room).acquire_owned().await.ok();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return (stream, permit),
-            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+// === impl Room ===
+
+impl Room {
+    /// The next connection that there is room for. One too many from inside is closed.
+    async fn accept(&self, listener: &TcpListener) -> (TcpStream, Permits) {
+        // Never closed.
+        let all = Arc::clone(&self.all).acquire_owned().await.ok();
+        loop {
+            let Ok((stream, peer)) = listener.accept().await else {
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            let own = stream.local_addr().map(|own| own.ip());
+            if !peer.ip().is_loopback() && own.is_ok_and(|own| own != peer.ip()) {
+                return (stream, [all, None]);
+            }
+            if let Ok(inside) = Arc::clone(&self.inside).try_acquire_owned() {
+                return (stream, [all, Some(inside)]);
+            }
         }
     }
 }
@@ -151,17 +181,22 @@ async fn http_connection(
 }
 
 async fn answer(door: &Door, shared: &Shared, request: Request<Incoming>) -> Response<Body> {
-    let path = request.uri().path();
     let is_legacy = matches!(door, Door::Legacy);
-    let is_probe = path == if is_legacy { "/" } else { "/v1/health" };
-    if !is_probe && !is_allowed(shared, request.headers()) {
-        let message = "show the sandbox's token: authorization: Bearer …";
-        return if is_legacy {
-            json(StatusCode::UNAUTHORIZED, &json!({"detail": message}))
+    let refused = |status, code: &str, message: &str| {
+        if is_legacy {
+            json(status, &json!({"detail": message}))
         } else {
-            let told = json!({"code": "UNAUTHENTICATED", "message": message});
-            json(StatusCode::UNAUTHORIZED, &told)
-        };
+            json(status, &json!({"code": code, "message": message}))
+        }
+    };
+    let is_probe = request.uri().path() == if is_legacy { "/" } else { "/v1/health" };
+    if !is_probe && !is_allowed(shared, request.headers()) {
+        let status = StatusCode::UNAUTHORIZED;
+        return refused(status, "UNAUTHENTICATED", TOKEN_WANTED);
+    }
+    if origin::is_foreign(&request) {
+        let message = "a page of another origin may not change anything here";
+        return refused(StatusCode::FORBIDDEN, "PERMISSION_DENIED", message);
     }
     if is_legacy {
         legacy::answer(shared, request).await
@@ -194,7 +229,8 @@ async fn grpc_connection(
         _ = phase.wait_for(|phase| *phase == Phase::Closing) => {}
     }
     connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
+    // No command runs any more; a client that is not listening keeps nobody waiting.
+    let _ = tokio::time::timeout(GOODBYE_WITHIN, connection).await;
 }
 
 async fn grpc_answer(
@@ -203,8 +239,7 @@ async fn grpc_answer(
     request: Request<Incoming>,
 ) -> Response<tonic::body::Body> {
     if !is_allowed(shared, request.headers()) {
-        let message = "show the sandbox's token: authorization: Bearer …";
-        return Status::unauthenticated(message).into_http();
+        return Status::unauthenticated(TOKEN_WANTED).into_http();
     }
     let within = deadline::of(request.headers());
     let answered = routes.oneshot(request.map(tonic::body::Body::new));

@@ -16,7 +16,7 @@ this program and a shell:
   ENTRYPOINT [\"/usr/local/bin/k8e-runtime\"]
 
 Flags (-flag=value; one dash or two):
-  -listen-host=0.0.0.0          address to listen on
+  -listen-host=0.0.0.0          address to listen on; :: is IPv6, and IPv4 where the kernel has both
   -legacy-port=8888             port of the legacy API; off shuts the door, 0 is any free port
   -rest-port=8080               port of sandboxd's files and probes; likewise
   -grpc-port=9090               port of sandboxd's processes; likewise
@@ -114,7 +114,16 @@ fn set(config: &mut Config, flag: &'static str, value: &str) -> Result<(), Confi
         _ => Err(bad("an absolute path")),
     };
     match flag {
-        "listen-host" => value.clone_into(&mut config.listen_host),
+        // Names are not looked up: a static program has no resolver to rely on.
+        "listen-host" => {
+            let address = if value == "localhost" {
+                "127.0.0.1"
+            } else {
+                value
+            };
+            let failed = |_| bad("an address, such as 0.0.0.0, :: or 127.0.0.1");
+            config.listen_host = address.parse().map_err(failed)?;
+        }
         "legacy-port" => config.legacy_port = port()?,
         "rest-port" => config.rest_port = port()?,
         "grpc-port" => config.grpc_port = port()?,

@@ -35,7 +35,10 @@ fn the_token_opens_the_doors_and_no_command_has_it() {
         let pid = runtime.pid().as_raw_nonzero();
         let command = format!("sh -c 'env; cat /proc/{pid}/environ; cat /proc/self/environ'");
         let body = json!({"command": command}).to_string();
-        let headers = [("authorization", bearer.as_str())];
+        let headers = [
+            ("authorization", bearer.as_str()),
+            ("content-type", "application/json"),
+        ];
         let said = ask(
             runtime.legacy,
             "POST",

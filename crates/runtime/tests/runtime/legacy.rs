@@ -91,7 +91,7 @@ fn who_hangs_up_ends_the_command() {
         .to_string();
     let mut stream = crate::support::connect(runtime.legacy);
     let head = format!(
-        "POST /execute HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+        "POST /execute HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         request.len()
     );
     std::io::Write::write_all(&mut stream, format!("{head}{request}").as_bytes()).unwrap();
@@ -131,6 +131,26 @@ fn nonsense_is_refused() {
         assert_eq!(answer.status, 422, "{body}: {answer:?}");
         assert!(answer.json()["detail"].is_string());
     }
+    let form = ask(
+        runtime.legacy,
+        "POST",
+        "/execute",
+        &[("content-type", "text/plain")],
+        br#"{"command": "true"}"#,
+    );
+    assert_eq!(form.status, 422);
+    let page = [
+        ("content-type", "application/json"),
+        ("origin", "http://elsewhere"),
+    ];
+    let page = ask(
+        runtime.legacy,
+        "POST",
+        "/execute",
+        &page,
+        br#"{"command": "true"}"#,
+    );
+    assert_eq!(page.status, 403);
     assert_eq!(runtime.legacy("GET", "/execute", b"").status, 405);
     assert_eq!(runtime.legacy("GET", "/other", b"").status, 404);
     assert_eq!(runtime.legacy("POST", "/upload", b"x").status, 422);

@@ -109,7 +109,8 @@ impl Runtime {
     }
 
     pub(crate) fn legacy(&self, method: &str, path: &str, body: &[u8]) -> Answer {
-        ask(self.legacy, method, path, &[], body)
+        let headers = [("content-type", "application/json")];
+        ask(self.legacy, method, path, &headers, body)
     }
 
     pub(crate) fn rest(&self, method: &str, path: &str, body: &[u8]) -> Answer {
