@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -59,6 +59,24 @@ impl Runtime {
             .arg(program())
             .args(arguments(dir.path()))
             .args(flags)
+            .env("SANDBOX_BASE_DIR", dir.path().join("app"));
+        Self::spawn(command, dir)
+    }
+
+    /// As somebody without any power, as a pod should be. Needs root to become that.
+    pub(crate) fn as_nobody() -> Self {
+        const NOBODY: u32 = 65534;
+        let dir = tempfile::tempdir().unwrap();
+        // Where it was built nobody may look.
+        let copy = dir.path().join("k8e-runtime");
+        std::fs::copy(program(), &copy).unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        let mut command = Command::new(copy);
+        command
+            .args(arguments(dir.path()))
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .env_remove("USER")
             .env("SANDBOX_BASE_DIR", dir.path().join("app"));
         Self::spawn(command, dir)
     }
