@@ -48,8 +48,7 @@ pub enum Task {
     Print(String),
 }
 
-/// How to serve.
-#[derive(Debug)]
+/// How to serve. Shows nothing of itself: the environment has secrets.
 pub struct Config {
     pub(crate) listen_host: IpAddr,
     /// None where that door is shut; 0 is any free port.
@@ -164,6 +163,12 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config").finish_non_exhaustive()
     }
 }
 

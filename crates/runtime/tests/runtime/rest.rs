@@ -3,6 +3,7 @@
 use crate::support::{Answer, Runtime, ask, form};
 use serde_json::json;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[track_caller]
 fn refused(answer: &Answer, status: u16, code: &str) {
@@ -281,4 +282,48 @@ fn probes_and_metadata() {
     let metadata = runtime.rest("GET", "/v1/metadata", b"");
     assert_eq!(metadata.json()["env"]["SANDBOX_COLOUR"], "blue");
     assert!(!metadata.text().contains("hidden"), "{}", metadata.text());
+}
+
+#[test]
+fn no_race_leads_out() {
+    let runtime = Runtime::start();
+    let (root, out) = (runtime.root(), runtime.outside().join("out"));
+    std::fs::create_dir(&out).unwrap();
+    std::fs::write(out.join("secret"), "secret").unwrap();
+    std::fs::create_dir(root.join("dir")).unwrap();
+    symlink(&out, root.join("link")).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // What is a directory at one moment is a link out at the next.
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let (here, there) = (root.join("dir"), root.join("link"));
+                let cwd = rustix::fs::CWD;
+                let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(cwd, &here, cwd, &there, exchange).unwrap();
+            }
+        });
+        let (mut inside, mut refused) = (0, 0);
+        for _ in 0..300 {
+            let read = runtime.rest("GET", "/v1/files/dir%2Fsecret", b"");
+            assert_ne!(read.text(), "secret");
+            match runtime.rest("PUT", "/v1/files/dir%2Fnew", b"x").status {
+                204 => inside += 1,
+                403 => refused += 1,
+                // It changed under way.
+                status => assert!([400, 404, 409, 500].contains(&status), "{status}"),
+            }
+            runtime.rest("DELETE", "/v1/files/dir%2Fsecret?recursive=true", b"");
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(
+            inside > 0 && refused > 0,
+            "{inside} inside, {refused} refused"
+        );
+    });
+    let left: Vec<_> = std::fs::read_dir(&out)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(left, ["secret"]);
 }

@@ -64,7 +64,7 @@ impl Runtime {
     }
 
     /// As somebody without any power, as a pod should be. Needs root to become that.
-    pub(crate) fn as_nobody() -> Self {
+    pub(crate) fn as_nobody(env: &[(&str, &str)]) -> Self {
         const NOBODY: u32 = 65534;
         let dir = tempfile::tempdir().unwrap();
         // Where it was built nobody may look.
@@ -77,6 +77,7 @@ impl Runtime {
             .uid(NOBODY)
             .gid(NOBODY)
             .env_remove("USER")
+            .envs(env.iter().copied())
             .env("SANDBOX_BASE_DIR", dir.path().join("app"));
         Self::spawn(command, dir)
     }
