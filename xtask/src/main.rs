@@ -8,6 +8,7 @@
 mod binaries;
 mod ci;
 mod codegen;
+mod kube;
 mod process;
 mod setup;
 mod tidy;
@@ -27,6 +28,7 @@ const USAGE: &str = "usage: cargo xtask <task>
   test [args…]         build, then `cargo test` with these arguments (e.g. `-p k8e-e2e escape`)
   fuzz [target] [--seconds N] [--seed N]
                        feed the decoders with mutations of fuzz/corpus, 10 seconds each
+  kube up|down|bin     a real Kubernetes of plain processes (`cargo xtask kube --help`)
   setup                install what the tests need: system packages, tsx, cargo-deny
   ci                   everything that must be green before a commit lands
   tidy                 the house rules that rustc and clippy cannot check
@@ -61,6 +63,7 @@ fn dispatch(args: &[OsString]) -> Outcome {
         ["run", ..] => binaries::run(&args[1..], &called_from),
         ["test", ..] => ci::test_some(&args[1..]),
         ["fuzz", ..] => ci::fuzz(&args[1..]),
+        ["kube", ..] => kube::run(&args[1..], &called_from),
         ["setup"] => setup::run(),
         ["ci"] => ci::run(),
         ["tidy"] => tidy::run(),

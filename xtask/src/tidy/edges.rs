@@ -39,7 +39,13 @@ const OURS: &[(&str, &[&str])] = &[
 ];
 
 /// These exist for tests and tools: they may use anything, and no crate of the product uses them.
-const OUTSIDE: &[&str] = &["k8e-testkit", "k8e-e2e", "k8e-fuzz", "xtask"];
+const OUTSIDE: &[&str] = &[
+    "k8e-testkit",
+    "k8e-e2e",
+    "k8e-fuzz",
+    "k8e-kube-dev",
+    "xtask",
+];
 
 /// Other people's crates that only some of ours may name. A name covers its family: `tonic` is
 /// also `tonic-health`.
