@@ -1,10 +1,13 @@
 //! The k8e binary: reads the command line and builds the role it asks for. Wiring only.
 
 mod check_config;
+mod log;
+mod operator;
 mod server;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use k8e_driver::{LAUNCHER_ARG, launcher_main};
+use k8e_operator::options::with_double_dashes;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -38,6 +41,9 @@ enum Role {
     /// Check whether this machine can make sandboxes
     #[command(long_about = check_config::LONG_ABOUT)]
     CheckConfig(check_config::CheckConfigArgs),
+    /// Serve the agent-sandbox API on a Kubernetes cluster
+    #[command(long_about = operator::LONG_ABOUT)]
+    Operator(Box<k8e_operator::options::OperatorOptions>),
     #[command(flatten)]
     Client(k8e_cli::Command),
 }
@@ -48,6 +54,10 @@ fn main() -> ExitCode {
     if args.get(1).is_some_and(|arg| arg == LAUNCHER_ARG) {
         return launcher_main();
     }
+    let args = match args.get(1) {
+        Some(role) if role == "operator" => with_double_dashes(args.into_iter()),
+        _ => args,
+    };
     let K8e { globals, role } = match k8e_cli::parse(&args) {
         Ok(k8e) => k8e,
         Err(code) => return code,
@@ -55,6 +65,7 @@ fn main() -> ExitCode {
     match role {
         Role::Server(args) => server::run(&globals, *args),
         Role::CheckConfig(args) => check_config::run(&globals, &args, server::GUEST),
+        Role::Operator(options) => operator::run(*options),
         Role::Client(command) => k8e_cli::run(&globals, command, K8e::command()),
     }
 }

@@ -1,4 +1,25 @@
 //! Kubernetes: the agent-sandbox CRDs, their controllers and the router. kube-rs is named only here.
 
+pub mod assign;
+pub mod cache;
+mod claim;
 pub mod crd;
+mod error;
+mod events;
+mod gathering;
+mod held;
+mod leader;
+mod metrics;
+mod operator;
+pub mod options;
+mod pool;
+mod queue;
 pub mod router;
+mod sandbox;
+mod serve;
+mod template;
+mod timing;
+mod world;
+
+pub use error::Error;
+pub use operator::{run, run_with};

@@ -4,20 +4,10 @@ use super::args::ServerArgs;
 use super::error::Error;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::io::IsTerminal as _;
-use tracing_subscriber::EnvFilter;
 
 /// Logging, the terminal, and the permissions of what we create.
 pub(super) fn set_up(args: &ServerArgs) -> Result<(), Error> {
-    let filter = EnvFilter::try_new(&args.log);
-    let known = filter.is_ok();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter.unwrap_or_else(|_| EnvFilter::new("info")))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
-    if !known {
+    if !crate::log::to_stderr(&args.log) {
         return Err(Error::Log {
             filter: args.log.clone(),
         });

@@ -19,10 +19,22 @@ use serde::{Deserialize, Serialize};
     status = "SandboxClaimStatus",
     derive = "PartialEq",
     doc = "Asks for one sandbox of a pool: a warm one where there is one, else a new one.",
-    printcolumn(json_path = r#".status.conditions[?(@.type=="Ready")].status"#, name = "Ready", type_ = "string"),
+    printcolumn(
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
+        name = "Ready",
+        type_ = "string"
+    ),
     printcolumn(json_path = ".status.sandbox.name", name = "Sandbox", type_ = "string"),
-    printcolumn(json_path = r#".status.conditions[?(@.type=="Ready")].reason"#, name = "Reason", type_ = "string"),
-    printcolumn(json_path = ".metadata.creationTimestamp", name = "Age", type_ = "date")
+    printcolumn(
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
+        name = "Reason",
+        type_ = "string"
+    ),
+    printcolumn(
+        json_path = ".metadata.creationTimestamp",
+        name = "Age",
+        type_ = "date"
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxClaimSpec {
@@ -57,7 +69,11 @@ pub struct ClaimLifecycle {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shutdown_time: Option<Time>,
     /// How long the claim stays after its pod finished.
-    #[serde(default, rename = "ttlSecondsAfterFinished", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "ttlSecondsAfterFinished",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
     /// What happens when it expires.

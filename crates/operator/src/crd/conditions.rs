@@ -60,7 +60,8 @@ impl Verdict {
         Condition {
             type_: kind.to_owned(),
             status: self.status.to_owned(),
-            last_transition_time: since.map_or_else(|| now.clone(), |old| old.last_transition_time.clone()),
+            last_transition_time: since
+                .map_or_else(|| now.clone(), |old| old.last_transition_time.clone()),
             observed_generation: Some(generation),
             reason: self.reason,
             message: self.message,

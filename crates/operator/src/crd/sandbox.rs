@@ -19,9 +19,21 @@ use serde::{Deserialize, Serialize};
     status = "SandboxStatus",
     derive = "PartialEq",
     doc = "One pod with a stable name that can be suspended, resumed and made to expire.",
-    printcolumn(json_path = r#".status.conditions[?(@.type=="Ready")].status"#, name = "Ready", type_ = "string"),
-    printcolumn(json_path = r#".status.conditions[?(@.type=="Ready")].reason"#, name = "Reason", type_ = "string"),
-    printcolumn(json_path = ".metadata.creationTimestamp", name = "Age", type_ = "date")
+    printcolumn(
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
+        name = "Ready",
+        type_ = "string"
+    ),
+    printcolumn(
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
+        name = "Reason",
+        type_ = "string"
+    ),
+    printcolumn(
+        json_path = ".metadata.creationTimestamp",
+        name = "Age",
+        type_ = "date"
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxSpec {
@@ -69,7 +81,11 @@ pub enum OperatingMode {
 #[serde(rename_all = "camelCase")]
 pub struct SandboxStatus {
     /// Name of the headless Service in the cluster's DNS.
-    #[serde(default, rename = "serviceFQDN", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "serviceFQDN",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub service_fqdn: Option<String>,
     /// Name of the headless Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]

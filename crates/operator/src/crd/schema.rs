@@ -40,33 +40,72 @@ fn definition(crd: CustomResourceDefinition, finish: fn(&mut Value)) -> Value {
 }
 
 fn sandbox(schema: &mut Value) {
-    rule(schema, SERVICE_NAME_RULE, "metadata.name must be at most 63 characters when spec.service is true");
+    rule(
+        schema,
+        SERVICE_NAME_RULE,
+        "metadata.name must be at most 63 characters when spec.service is true",
+    );
     let spec = property(schema, "spec");
     rule(spec, VOLUMES_RULE, "volumeClaimTemplates is immutable");
     set(spec, "shutdownPolicy", "default", json!("Retain"));
     set(spec, "operatingMode", "default", json!("Running"));
-    set(spec, "volumeClaimTemplates", "x-kubernetes-list-type", json!("atomic"));
+    set(
+        spec,
+        "volumeClaimTemplates",
+        "x-kubernetes-list-type",
+        json!("atomic"),
+    );
 }
 
 fn template(schema: &mut Value) {
     let spec = property(schema, "spec");
-    set(spec, "volumeClaimTemplates", "x-kubernetes-list-type", json!("atomic"));
+    set(
+        spec,
+        "volumeClaimTemplates",
+        "x-kubernetes-list-type",
+        json!("atomic"),
+    );
     set(spec, "networkPolicyManagement", "default", json!("Managed"));
-    set(spec, "envVarsInjectionPolicy", "default", json!("Disallowed"));
-    set(spec, "volumeClaimTemplatesPolicy", "default", json!("Disallowed"));
+    set(
+        spec,
+        "envVarsInjectionPolicy",
+        "default",
+        json!("Disallowed"),
+    );
+    set(
+        spec,
+        "volumeClaimTemplatesPolicy",
+        "default",
+        json!("Disallowed"),
+    );
 }
 
 fn claim(schema: &mut Value) {
     let spec = property(schema, "spec");
-    set(spec, "volumeClaimTemplates", "x-kubernetes-list-type", json!("atomic"));
+    set(
+        spec,
+        "volumeClaimTemplates",
+        "x-kubernetes-list-type",
+        json!("atomic"),
+    );
     set(spec, "env", "x-kubernetes-list-type", json!("atomic"));
-    set(property(spec, "lifecycle"), "shutdownPolicy", "default", json!("Retain"));
+    set(
+        property(spec, "lifecycle"),
+        "shutdownPolicy",
+        "default",
+        json!("Retain"),
+    );
 }
 
 fn warm_pool(schema: &mut Value) {
     let spec = property(schema, "spec");
     set(spec, "replicas", "default", json!(1));
-    set(property(spec, "updateStrategy"), "type", "default", json!("OnReplenish"));
+    set(
+        property(spec, "updateStrategy"),
+        "type",
+        "default",
+        json!("OnReplenish"),
+    );
 }
 
 /// Removes what JSON Schema says and Kubernetes does not: `nullable` for what may be absent, titles, Rust's formats.
@@ -93,7 +132,9 @@ fn tidy(schema: &mut Value) {
 
 /// `kubectl explain` shows these three; the API server fills the rest of `metadata`.
 fn describe_object(schema: &mut Value) {
-    let properties = schema.pointer_mut("/properties").and_then(Value::as_object_mut);
+    let properties = schema
+        .pointer_mut("/properties")
+        .and_then(Value::as_object_mut);
     let properties = properties.expect("a definition has properties");
     properties.insert(
         "apiVersion".to_owned(),
@@ -108,13 +149,21 @@ fn describe_object(schema: &mut Value) {
 
 /// The bounds of a condition as Kubernetes' own types have them.
 fn conditions(schema: &mut Value) {
-    let Some(items) = schema.pointer_mut("/properties/status/properties/conditions/items/properties") else {
+    let Some(items) =
+        schema.pointer_mut("/properties/status/properties/conditions/items/properties")
+    else {
         return;
     };
     let bounds = [
-        ("type", json!({"maxLength": 316, "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"})),
+        (
+            "type",
+            json!({"maxLength": 316, "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"}),
+        ),
         ("status", json!({"enum": ["True", "False", "Unknown"]})),
-        ("reason", json!({"maxLength": 1024, "minLength": 1, "pattern": r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"})),
+        (
+            "reason",
+            json!({"maxLength": 1024, "minLength": 1, "pattern": r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"}),
+        ),
         ("message", json!({"maxLength": 32768})),
         ("observedGeneration", json!({"minimum": 0})),
     ];

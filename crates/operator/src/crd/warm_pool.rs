@@ -24,7 +24,11 @@ use serde::{Deserialize, Serialize};
     ),
     printcolumn(json_path = ".status.readyReplicas", name = "Ready", type_ = "integer"),
     printcolumn(json_path = ".spec.replicas", name = "Desired", type_ = "integer"),
-    printcolumn(json_path = ".metadata.creationTimestamp", name = "Age", type_ = "date")
+    printcolumn(
+        json_path = ".metadata.creationTimestamp",
+        name = "Age",
+        type_ = "date"
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxWarmPoolSpec {

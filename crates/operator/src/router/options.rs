@@ -93,7 +93,7 @@ pub struct Options {
     pub cluster_domain: String,
     /// Ask DNS for sandboxes of which no ready pod is known. Off: whoever may make a Service in a namespace
     /// decides what its name stands for, and so what the router dials.
-    #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub dns_fallback: bool,
     /// How long a request waits for the pod of its sandbox to become known: news of a claim may overtake it.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
@@ -105,7 +105,7 @@ pub struct Options {
     #[arg(long, value_name = "PREFIX")]
     pub path_routing_prefix: Option<String>,
     /// Let a pod's address be 127.0.0.1: for a router beside its sandbox, and for tests.
-    #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub allow_loopback_pod_ip: bool,
 
     /// What a request may take from end to end; X-Sandbox-Timeout may ask for less. Not for WebSockets.
@@ -146,10 +146,10 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Log a line for each request.
-    #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub access_log: bool,
     /// Accepted for manifests of other routers: the index of pods is always there.
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true", action = ArgAction::Set)]
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub cache_enabled: Option<bool>,
 }
 

@@ -13,7 +13,10 @@ const MAPS: &[(&str, &[&str])] = &[
     ("volumes", &["name"]),
     ("imagePullSecrets", &["name"]),
     ("hostAliases", &["ip"]),
-    ("topologySpreadConstraints", &["topologyKey", "whenUnsatisfiable"]),
+    (
+        "topologySpreadConstraints",
+        &["topologyKey", "whenUnsatisfiable"],
+    ),
     ("resourceClaims", &["name"]),
     ("schedulingGates", &["name"]),
     ("env", &["name"]),
@@ -24,7 +27,8 @@ const MAPS: &[(&str, &[&str])] = &[
 
 /// Writes the merge rules into every schema of a pod below `schema`.
 pub(super) fn annotate(schema: &mut Value) {
-    let Some(pod) = schema.pointer_mut("/properties/spec/properties/podTemplate/properties/spec") else {
+    let Some(pod) = schema.pointer_mut("/properties/spec/properties/podTemplate/properties/spec")
+    else {
         return;
     };
     walk(pod, "");

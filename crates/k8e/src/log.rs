@@ -1,0 +1,17 @@
+//! Logging to stderr, the same for every role that runs for long.
+
+use std::io::IsTerminal as _;
+use tracing_subscriber::EnvFilter;
+
+/// Starts logging. `false`: the filter makes no sense and `info` is used instead.
+pub(crate) fn to_stderr(filter: &str) -> bool {
+    let filter = EnvFilter::try_new(filter);
+    let known = filter.is_ok();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter.unwrap_or_else(|_| EnvFilter::new("info")))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    known
+}

@@ -1,0 +1,89 @@
+//! A cold start: a sandbox of the claim's own name, made from the template for this claim alone.
+
+use super::{inject, owner, pod_metadata};
+use crate::cache::Key;
+use crate::crd::names::{
+    self, CLAIM_UID, CREATED_BY, LAUNCH_TYPE, TEMPLATE_REF, TEMPLATE_REF_HASH, TRACE_CONTEXT,
+};
+use crate::crd::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use crate::error::{Error, Result};
+use crate::events::Note;
+use crate::held::{annotation, controller_of, label, uid};
+use crate::metrics;
+use crate::pool::blueprint;
+use crate::world::World;
+use kube::api::ObjectMeta;
+use std::sync::Arc;
+
+/// Makes the claim's sandbox.
+pub(super) async fn start(
+    world: &World,
+    claim: &SandboxClaim,
+    pool: &SandboxWarmPool,
+    template: &SandboxTemplate,
+) -> Result<Arc<Sandbox>> {
+    let sandbox = desired(claim, pool, template)?;
+    let key = Key::of(&claim.metadata);
+    match world.create_sandbox(&sandbox).await {
+        Ok(made) => {
+            let text = format!("Created Sandbox \"{}\"", key.name);
+            world.note(
+                claim,
+                Note::normal("SandboxProvisioned", "Provisioning", text),
+            );
+            metrics::claim_created(claim, template, "cold", false);
+            Ok(Arc::new(made))
+        }
+        Err(error) if error.is_already_exists() => {
+            let found = world.reread_sandbox(&key).await?.ok_or(error)?;
+            let ours =
+                controller_of(&found.metadata).is_some_and(|o| o.uid == uid(&claim.metadata));
+            if !ours {
+                let message = format!(
+                    "sandbox \"{}\" exists and is not controlled by this claim",
+                    key.name
+                );
+                return Err(Error::NotOwned(message));
+            }
+            Ok(Arc::new(found))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn desired(
+    claim: &SandboxClaim,
+    pool: &SandboxWarmPool,
+    template: &SandboxTemplate,
+) -> Result<Sandbox> {
+    let key = Key::of(&claim.metadata);
+    let mut spec = blueprint::spec(template);
+    inject::into(&mut spec, claim, template)?;
+    spec.pod_template.metadata = Some(pod_metadata::merged(claim, template));
+
+    let template_name = &pool.spec.sandbox_template_ref.name;
+    let mut labels: crate::held::Labels = [
+        (TEMPLATE_REF_HASH.to_owned(), names::hash(template_name)),
+        (CLAIM_UID.to_owned(), uid(&claim.metadata).to_owned()),
+        (LAUNCH_TYPE.to_owned(), "cold".to_owned()),
+    ]
+    .into();
+    if let Some(client) = label(&claim.metadata, CREATED_BY) {
+        labels.insert(CREATED_BY.to_owned(), client.to_owned());
+    }
+    let mut annotations: crate::held::Labels =
+        [(TEMPLATE_REF.to_owned(), template_name.clone())].into();
+    if let Some(trace) = annotation(&claim.metadata, TRACE_CONTEXT) {
+        annotations.insert(TRACE_CONTEXT.to_owned(), trace.to_owned());
+    }
+    let mut sandbox = Sandbox::new(&key.name, spec);
+    sandbox.metadata = ObjectMeta {
+        name: Some(key.name),
+        namespace: Some(key.namespace),
+        labels: Some(labels),
+        annotations: Some(annotations),
+        owner_references: Some(vec![owner(claim)]),
+        ..ObjectMeta::default()
+    };
+    Ok(sandbox)
+}

@@ -1,0 +1,132 @@
+//! What a claim says: its sandbox, its addresses and whether it is ready, in one write.
+
+use super::Served;
+use crate::cache::Key;
+use crate::crd::conditions::{FINISHED, READY, Verdict, is_true};
+use crate::crd::{BoundSandbox, Sandbox, SandboxClaim, SandboxClaimStatus};
+use crate::error::Result;
+use crate::metrics;
+use crate::queue::Next;
+use crate::world::World;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+/// Writes the status if it changed. The write names the version that was looked at: of two writers who found
+/// different sandboxes, one wins and the other learns of it.
+pub(super) async fn write(
+    world: &World,
+    claim: &SandboxClaim,
+    served: Served,
+    now: Timestamp,
+) -> Result<Next> {
+    let (status, next) = match &served {
+        Served::By(sandbox) => (bound(claim, sandbox, now), Next::Wait),
+        Served::Not(verdict, next) => (unbound(claim, verdict.clone(), now), *next),
+    };
+    put(world, claim, &status).await?;
+    if is_true(find(&status, READY))
+        && let Served::By(sandbox) = &served
+    {
+        let key = Key::of(&claim.metadata);
+        if let Some(seen) = world.timings.became_ready(&key) {
+            metrics::claim_ready(claim, sandbox, &seen);
+            world.queues.notes.add(key);
+        }
+    }
+    Ok(next)
+}
+
+/// Writes that the claim expired; how its pod ended stays.
+pub(super) async fn write_expired(
+    world: &World,
+    claim: &SandboxClaim,
+    verdict: Verdict,
+    now: Timestamp,
+) -> Result<()> {
+    let mut status = unbound(claim, verdict, now);
+    status.sandbox = claim.status.as_ref().and_then(|s| s.sandbox.clone());
+    put(world, claim, &status).await
+}
+
+async fn put(world: &World, claim: &SandboxClaim, status: &SandboxClaimStatus) -> Result<()> {
+    let before = claim.status.clone().unwrap_or_default();
+    if same(&before, status) {
+        return Ok(());
+    }
+    let mut after = serde_json::to_value(status).unwrap_or_default();
+    after["sandbox"] = match &status.sandbox {
+        Some(sandbox) => json!({"name": sandbox.name, "podIPs": sandbox.pod_ips}),
+        None => Value::Null,
+    };
+    let patch = json!({
+        "metadata": {"resourceVersion": claim.metadata.resource_version},
+        "status": after,
+    });
+    world
+        .patch_claim_status(&Key::of(&claim.metadata), patch)
+        .await
+}
+
+fn bound(claim: &SandboxClaim, sandbox: &Sandbox, now: Timestamp) -> SandboxClaimStatus {
+    let generation = claim.metadata.generation.unwrap_or_default();
+    let verdict = ready(sandbox);
+    let mut conditions =
+        vec![verdict.condition(READY, generation, claim.condition(READY), &Time(now))];
+    if let Some(finished) = sandbox.condition(FINISHED).or(claim.condition(FINISHED)) {
+        conditions.push(mirrored(finished, generation));
+    }
+    let pod_ips = sandbox.status.as_ref().and_then(|s| s.pod_ips.clone());
+    SandboxClaimStatus {
+        conditions: Some(conditions),
+        sandbox: Some(BoundSandbox {
+            name: sandbox.metadata.name.clone(),
+            pod_ips,
+        }),
+    }
+}
+
+/// The sandbox's word for it.
+fn ready(sandbox: &Sandbox) -> Verdict {
+    let Some(condition) = sandbox.condition(READY) else {
+        return Verdict::no("SandboxNotReady", "Sandbox is not ready");
+    };
+    if condition.reason == "SandboxExpired" {
+        let message = "Underlying Sandbox resource has expired independently of the Claim.";
+        return Verdict::no("SandboxExpired", message);
+    }
+    let verdict = match condition.status.as_str() {
+        "True" => Verdict::yes,
+        "False" => Verdict::no,
+        _ => Verdict::unknown,
+    };
+    verdict(&condition.reason, condition.message.clone())
+}
+
+fn unbound(claim: &SandboxClaim, verdict: Verdict, now: Timestamp) -> SandboxClaimStatus {
+    let generation = claim.metadata.generation.unwrap_or_default();
+    let ready = verdict.condition(READY, generation, claim.condition(READY), &Time(now));
+    let finished = claim.condition(FINISHED).map(|c| mirrored(c, generation));
+    SandboxClaimStatus {
+        conditions: Some([Some(ready), finished].into_iter().flatten().collect()),
+        sandbox: None,
+    }
+}
+
+fn mirrored(condition: &Condition, generation: i64) -> Condition {
+    Condition {
+        observed_generation: Some(generation),
+        ..condition.clone()
+    }
+}
+
+fn find<'a>(status: &'a SandboxClaimStatus, kind: &str) -> Option<&'a Condition> {
+    status.conditions.as_ref()?.iter().find(|c| c.type_ == kind)
+}
+
+fn same(a: &SandboxClaimStatus, b: &SandboxClaimStatus) -> bool {
+    a.sandbox == b.sandbox
+        && [READY, FINISHED]
+            .iter()
+            .all(|kind| find(a, kind) == find(b, kind))
+}

@@ -1,0 +1,127 @@
+//! What can go wrong between the operator and the API server, and what to do about it.
+
+use std::time::Duration;
+
+/// A pass over an object that did not reach its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused or did not answer.
+    #[error("{what}: {}", said(.source))]
+    Api {
+        /// The request: verb, kind and name.
+        what: String,
+        /// What the client says.
+        source: kube::Error,
+    },
+    /// A name that is needed is taken by an object of somebody else.
+    #[error("{0}")]
+    NotOwned(String),
+    /// What the user asked for cannot be done, however often it is tried.
+    #[error("{message}")]
+    Refused {
+        /// Reason of the condition.
+        reason: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The operator cannot start.
+    #[error("cannot start the operator: {0}")]
+    Start(String),
+    /// Another process leads now.
+    #[error(
+        "leadership was lost to another process; this one stops so that it starts again as standby"
+    )]
+    NotLeader,
+}
+
+/// What an error means for the pass that met it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Class {
+    /// Somebody changed the object: look again at once.
+    Conflict,
+    /// The object is gone: whoever deleted it knows.
+    Gone,
+    /// Trying again cannot help until somebody changes the object.
+    Permanent,
+    /// The server asks to come back later.
+    Throttled(Duration),
+    /// Anything else: try again, less and less often.
+    Transient,
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Gives an error of the client its request.
+pub(crate) trait Context<T> {
+    /// `what` is verb, kind and name.
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T>;
+}
+
+// === impl Error ===
+
+impl Error {
+    pub(crate) fn class(&self) -> Class {
+        match self {
+            Self::Api {
+                source: kube::Error::Api(status),
+                ..
+            } => class_of(status),
+            Self::Refused { .. } => Class::Permanent,
+            Self::Api { .. } | Self::NotOwned(_) | Self::Start(_) | Self::NotLeader => {
+                Class::Transient
+            }
+        }
+    }
+
+    /// Whether the server has an object of that name already.
+    pub(crate) fn is_already_exists(&self) -> bool {
+        matches!(self, Self::Api { source: kube::Error::Api(status), .. } if status.reason == "AlreadyExists")
+    }
+
+    /// Whether the object is not there.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.class() == Class::Gone
+    }
+
+    /// Whether nobody knows what became of the request: it may have been carried out.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        match self {
+            Self::Api {
+                source: kube::Error::Api(status),
+                ..
+            } => status.code >= 500,
+            Self::Api { .. } => true,
+            Self::NotOwned(_) | Self::Refused { .. } | Self::Start(_) | Self::NotLeader => false,
+        }
+    }
+}
+
+impl<T> Context<T> for std::result::Result<T, kube::Error> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|source| Error::Api {
+            what: what(),
+            source,
+        })
+    }
+}
+
+fn class_of(status: &kube::core::Status) -> Class {
+    match status.code {
+        404 | 410 => Class::Gone,
+        409 => Class::Conflict,
+        422 => Class::Permanent,
+        429 | 503 => {
+            let seconds = status.details.as_ref().map_or(0, |d| d.retry_after_seconds);
+            Class::Throttled(Duration::from_secs(u64::from(seconds.clamp(1, 30))))
+        }
+        _ => Class::Transient,
+    }
+}
+
+/// The server's own sentence where it gave one: people read it in a condition.
+fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
+}

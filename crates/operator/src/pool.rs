@@ -1,0 +1,265 @@
+//! The SandboxWarmPool controller: keeps as many sandboxes waiting as the pool says.
+
+pub(crate) mod blueprint;
+mod make;
+mod plan;
+
+use crate::cache::Key;
+use crate::crd::conditions::{FINISHED, POD_SCHEDULED, READY, is_true};
+use crate::crd::names::{self, TEMPLATE_HASH, TEMPLATE_REF_HASH, WARM_POOL};
+use crate::crd::{Sandbox, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolStatus};
+use crate::error::Result;
+use crate::events::Note;
+use crate::held::{controller_of, label, uid};
+use crate::queue::Next;
+use crate::world::World;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::DeleteParams;
+use plan::{Member, Plan, Wanted};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A pool's figures are written at most this often: a busy pool changes with every claim.
+const STATUS_INTERVAL: Duration = Duration::from_millis(500);
+/// A template that is missing is looked for again this often; the watch usually tells earlier.
+const MISSING_RECHECK: Duration = Duration::from_secs(60);
+
+/// One pass over one pool.
+pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
+    let Some(pool) = world.held.pools.get(key) else {
+        world.pool_figures.release(key);
+        return Ok(Next::Wait);
+    };
+    if pool.metadata.deletion_timestamp.is_some() {
+        return Ok(Next::Wait);
+    }
+    let template_key = Key::new(&key.namespace, &pool.spec.sandbox_template_ref.name);
+    let template = world.held.templates.get(&template_key);
+    if world.no_template.changed(key, template.is_none()) && template.is_none() {
+        world.note(
+            pool.as_ref(),
+            Note::warning(
+                "TemplateNotFound",
+                "Reconciling",
+                format!("SandboxTemplate \"{}\" not found", template_key.name),
+            ),
+        );
+    }
+    let members = own_members(world, &pool, template.as_deref()).await?;
+    let now = Timestamp::now();
+    let views: Vec<Member> = members
+        .iter()
+        .map(|m| view(m, &pool, template.as_deref(), now))
+        .collect();
+    let plan = plan::plan(&wanted(world, &pool), &views);
+    carry_out(world, &pool, template.as_deref(), &members, &plan).await?;
+    tell(world, &pool, &plan);
+    let recheck = plan.recheck.map_or(Next::Wait, Next::After);
+    let missing = if template.is_none() {
+        Next::After(MISSING_RECHECK)
+    } else {
+        Next::Wait
+    };
+    let status = write_status(world, &pool, &members, &plan).await?;
+    Ok([recheck, missing, status]
+        .into_iter()
+        .fold(Next::Wait, sooner))
+}
+
+fn wanted(world: &World, pool: &SandboxWarmPool) -> Wanted {
+    Wanted {
+        replicas: pool.desired(),
+        strategy: pool.strategy(),
+        grace: world.options.sandbox_warm_pool_readiness_grace_period,
+        recheck: world
+            .options
+            .sandbox_warm_pool_unschedulable_recheck_interval,
+        batch: world.options.sandbox_warm_pool_max_batch_size,
+    }
+}
+
+/// The sandboxes of the pool. One without an owner that carries the pool's label is taken in.
+async fn own_members(
+    world: &World,
+    pool: &SandboxWarmPool,
+    template: Option<&SandboxTemplate>,
+) -> Result<Vec<Arc<Sandbox>>> {
+    let mut members = Vec::new();
+    for sandbox in world.members_of(pool) {
+        match controller_of(&sandbox.metadata) {
+            Some(owner) if owner.uid == uid(&pool.metadata) => members.push(sandbox),
+            Some(_) => {}
+            None if sandbox.metadata.deletion_timestamp.is_some() => {}
+            None if template.is_some_and(|t| is_stale(&sandbox, pool, t)) => {
+                world
+                    .delete::<Sandbox>(&sandbox.metadata, DeleteParams::background())
+                    .await?;
+            }
+            None => members.extend(take_in(world, pool, &sandbox).await?),
+        }
+    }
+    Ok(members)
+}
+
+async fn take_in(
+    world: &World,
+    pool: &SandboxWarmPool,
+    sandbox: &Sandbox,
+) -> Result<Option<Arc<Sandbox>>> {
+    let key = Key::of(&sandbox.metadata);
+    let patch = json!({"metadata": {
+        "resourceVersion": sandbox.metadata.resource_version,
+        "ownerReferences": [owner(pool)],
+    }});
+    world.patch_sandbox(&key, patch).await?;
+    Ok(world.held.sandboxes.get(&key))
+}
+
+fn view(
+    sandbox: &Sandbox,
+    pool: &SandboxWarmPool,
+    template: Option<&SandboxTemplate>,
+    now: Timestamp,
+) -> Member {
+    let created = sandbox.metadata.creation_timestamp.as_ref();
+    let age = created
+        .map(|t| now.duration_since(t.0))
+        .and_then(|age| Duration::try_from(age).ok());
+    Member {
+        name: sandbox.metadata.name.clone().unwrap_or_default(),
+        ready: is_true(sandbox.condition(READY)),
+        deleting: sandbox.metadata.deletion_timestamp.is_some(),
+        finished: sandbox.condition(FINISHED).is_some(),
+        stale: template.is_some_and(|template| is_stale(sandbox, pool, template)),
+        // Unschedulable, or held back by a scheduling gate.
+        held_up: sandbox
+            .condition(POD_SCHEDULED)
+            .is_some_and(|c| c.status == "False"),
+        age: age.unwrap_or_default(),
+    }
+}
+
+fn is_stale(sandbox: &Sandbox, pool: &SandboxWarmPool, template: &SandboxTemplate) -> bool {
+    let meta = &sandbox.metadata;
+    let template_name = &pool.spec.sandbox_template_ref.name;
+    if label(meta, TEMPLATE_REF_HASH) != Some(&names::hash(template_name)) {
+        return true;
+    }
+    label(meta, TEMPLATE_HASH) != Some(&blueprint::hash(template))
+        && blueprint::differs(template, sandbox)
+}
+
+async fn carry_out(
+    world: &World,
+    pool: &SandboxWarmPool,
+    template: Option<&SandboxTemplate>,
+    members: &[Arc<Sandbox>],
+    plan: &Plan,
+) -> Result<()> {
+    for name in &plan.delete {
+        let member = members
+            .iter()
+            .find(|m| m.metadata.name.as_ref() == Some(name));
+        if let Some(member) = member {
+            world.delete_member(member).await?;
+        }
+    }
+    match template {
+        Some(template) if plan.create > 0 => {
+            make::sandboxes(world, pool, template, plan.create).await
+        }
+        _ => Ok(()),
+    }
+}
+
+impl World {
+    /// Deletes a waiting sandbox unless somebody claims it first: the version that was looked at must still be there.
+    async fn delete_member(&self, member: &Sandbox) -> Result<()> {
+        self.delete_version::<Sandbox>(&member.metadata, DeleteParams::background())
+            .await
+    }
+}
+
+fn tell(world: &World, pool: &SandboxWarmPool, plan: &Plan) {
+    let key = Key::of(&pool.metadata);
+    if world.held_up.changed(&key, plan.held_up) {
+        let note = if plan.held_up {
+            Note::warning(
+                "WarmPoolNotProgressing",
+                "Replenishing",
+                "no node takes some of the pool's pods".to_owned(),
+            )
+        } else {
+            Note::normal(
+                "WarmPoolProgressing",
+                "Replenishing",
+                "the pool's pods are being scheduled again".to_owned(),
+            )
+        };
+        world.note(pool, note);
+    }
+}
+
+async fn write_status(
+    world: &World,
+    pool: &SandboxWarmPool,
+    members: &[Arc<Sandbox>],
+    plan: &Plan,
+) -> Result<Next> {
+    let key = Key::of(&pool.metadata);
+    // What this pass made is in the table already.
+    let current = world.members_of(pool);
+    let alive = current
+        .iter()
+        .filter(|m| m.metadata.deletion_timestamp.is_none());
+    let alive =
+        alive.filter(|m| controller_of(&m.metadata).is_some_and(|o| o.uid == uid(&pool.metadata)));
+    let deleted = |m: &&Arc<Sandbox>| {
+        m.metadata
+            .name
+            .as_ref()
+            .is_some_and(|n| plan.delete.contains(n))
+    };
+    let alive: Vec<_> = alive.filter(|m| !deleted(m)).collect();
+    let ready = alive.iter().filter(|m| is_true(m.condition(READY))).count();
+    let status = SandboxWarmPoolStatus {
+        replicas: Some(i32::try_from(alive.len()).unwrap_or(i32::MAX)),
+        ready_replicas: Some(i32::try_from(ready).unwrap_or(i32::MAX)),
+        selector: Some(format!("{WARM_POOL}={}", names::hash(&key.name))),
+        observed_generation: pool.metadata.generation,
+    };
+    let before = pool.status.clone().unwrap_or_default();
+    if before == status {
+        return Ok(Next::Wait);
+    }
+    let urgent = before.observed_generation != status.observed_generation || members.is_empty();
+    if !urgent && let Some(wait) = world.pool_figures.hold(&key, STATUS_INTERVAL) {
+        return Ok(Next::After(wait));
+    }
+    world.pool_figures.release(&key);
+    world
+        .patch_pool_status(&key, json!({"status": status}))
+        .await?;
+    Ok(Next::Wait)
+}
+
+fn sooner(a: Next, b: Next) -> Next {
+    match (a, b) {
+        (Next::After(a), Next::After(b)) => Next::After(a.min(b)),
+        (Next::Wait, other) | (other, _) => other,
+    }
+}
+
+/// The reference by which a pool owns its sandboxes.
+fn owner(pool: &SandboxWarmPool) -> OwnerReference {
+    OwnerReference {
+        api_version: "extensions.agents.x-k8s.io/v1beta1".to_owned(),
+        kind: "SandboxWarmPool".to_owned(),
+        name: pool.metadata.name.clone().unwrap_or_default(),
+        uid: pool.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}

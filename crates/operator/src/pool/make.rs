@@ -1,0 +1,101 @@
+//! Making the sandboxes of a pool: a few first, twice as many when that went well.
+
+use super::{blueprint, owner};
+use crate::crd::names::{
+    self, CREATED_BY, LAUNCH_TYPE, TEMPLATE_HASH, TEMPLATE_REF, TEMPLATE_REF_HASH, WARM_POOL,
+};
+use crate::crd::{Sandbox, SandboxTemplate, SandboxWarmPool};
+use crate::error::{Context, Result};
+use crate::events::Note;
+use crate::held::pooled_in;
+use crate::world::World;
+use futures::future::join_all;
+use kube::api::{ListParams, ObjectMeta};
+use std::collections::BTreeSet;
+
+/// Sandboxes that are made at the same time at most: enough to fill the connection, few enough to leave the API server
+/// to claims.
+const AT_ONCE: usize = 16;
+
+/// Makes `count` sandboxes, or fewer where the API server refuses.
+pub(super) async fn sandboxes(
+    world: &World,
+    pool: &SandboxWarmPool,
+    template: &SandboxTemplate,
+    count: usize,
+) -> Result<()> {
+    let sandbox = desired(pool, template);
+    let (mut left, mut step) = (count, 1);
+    while left > 0 {
+        let now = step.min(left).min(AT_ONCE);
+        let made = join_all((0..now).map(|_| world.create_sandbox(&sandbox))).await;
+        for error in made.into_iter().filter_map(std::result::Result::err) {
+            if error.is_ambiguous() {
+                // It may have been made all the same: what is there is asked before more are made.
+                take_stock(world, pool).await?;
+            } else {
+                let text = format!("a sandbox could not be made: {error}");
+                world.note(
+                    pool,
+                    Note::warning("SandboxCreateFailed", "Replenishing", text),
+                );
+            }
+            return Err(error);
+        }
+        left -= now;
+        step *= 2;
+    }
+    Ok(())
+}
+
+/// Takes in every sandbox of the pool that the API server has.
+async fn take_stock(world: &World, pool: &SandboxWarmPool) -> Result<()> {
+    let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pool.metadata.name.as_deref().unwrap_or_default();
+    let selector = format!("{WARM_POOL}={}", names::hash(name));
+    let list = world
+        .api::<Sandbox>(namespace)
+        .list(&ListParams::default().labels(&selector))
+        .await;
+    let list = list.doing(|| format!("list sandboxes of pool {namespace}/{name}"))?;
+    let known: BTreeSet<_> = world
+        .held
+        .sandboxes
+        .find(&pooled_in(namespace, &names::hash(name)))
+        .iter()
+        .filter_map(|s| s.metadata.uid.clone())
+        .collect();
+    for sandbox in list.items {
+        if sandbox
+            .metadata
+            .uid
+            .as_ref()
+            .is_none_or(|uid| !known.contains(uid))
+        {
+            world.hold_sandbox(sandbox);
+        }
+    }
+    Ok(())
+}
+
+fn desired(pool: &SandboxWarmPool, template: &SandboxTemplate) -> Sandbox {
+    let name = pool.metadata.name.as_deref().unwrap_or_default();
+    let template_name = &pool.spec.sandbox_template_ref.name;
+    let labels = [
+        (WARM_POOL, names::hash(name)),
+        (TEMPLATE_REF_HASH, names::hash(template_name)),
+        (TEMPLATE_HASH, blueprint::hash(template)),
+        (LAUNCH_TYPE, "warm".to_owned()),
+        (CREATED_BY, "controller".to_owned()),
+    ];
+    let mut sandbox = Sandbox::new("", blueprint::spec(template));
+    sandbox.metadata = ObjectMeta {
+        generate_name: Some(format!("{name}-")),
+        namespace: pool.metadata.namespace.clone(),
+        labels: Some(labels.map(|(key, value)| (key.to_owned(), value)).into()),
+        annotations: Some([(TEMPLATE_REF.to_owned(), template_name.clone())].into()),
+        owner_references: Some(vec![owner(pool)]),
+        ..ObjectMeta::default()
+    };
+    sandbox
+}
