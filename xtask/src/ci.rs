@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 /// Set to 1 by a person without root, who wants what can run without it.
 const SKIP_ROOT_TESTS: &str = "K8E_SKIP_ROOT_TESTS";
 
-/// The packages whose tests make real sandboxes.
-const ROOT_TEST_PACKAGES: &[&str] = &["k8e-e2e", "k8e-driver"];
+/// The packages whose tests make real sandboxes, or a real node.
+const ROOT_TEST_PACKAGES: &[&str] = &["k8e-e2e", "k8e-driver", "k8e-kube-dev"];
 
 /// How long the advisory database may take to arrive: a shallow clone takes seconds.
 const ADVISORIES_FETCH_SECONDS_MAX: &str = "60";

@@ -33,6 +33,11 @@ const NEEDS: &[Need] = &[
         reason: "`k8e bench` compares with it",
     },
     Need {
+        program: "runc",
+        package: "runc",
+        reason: "the real node of `cargo xtask kube` runs pods with it",
+    },
+    Need {
         program: "python3",
         package: "python3",
         reason: "python runs inside sandboxes",
@@ -83,6 +88,10 @@ const NEEDS: &[Need] = &[
         reason: "installs tsx",
     },
 ];
+
+/// Where Debian and other installers put the plugins that give pods a network, and Debian's package.
+const CNI_PLUGINS: &[&str] = &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"];
+const CNI_PACKAGE: &str = "containernetworking-plugins";
 
 /// Modules of the system's Python that tests import inside, and the package each is in.
 const PYTHON_MODULES: &[(&str, &str)] = &[
@@ -147,6 +156,10 @@ fn system_packages() -> Outcome {
     let mut packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
     for need in &missing {
         eprintln!("missing: {} ({})", need.program, need.reason);
+    }
+    if !CNI_PLUGINS.iter().any(|plugin| Path::new(plugin).exists()) {
+        eprintln!("missing: CNI plugins (pods on the real node of `cargo xtask kube`)");
+        packages.push(CNI_PACKAGE);
     }
     for (module, package) in PYTHON_MODULES {
         if !has_python_module(module) {

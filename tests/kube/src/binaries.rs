@@ -80,6 +80,11 @@ const NODE: &[Program] = &[
         "containerd",
         "github.com/containerd/containerd/v2/cmd/ctr",
     ),
+    Program::new(
+        "containerd-shim-runsc-v1",
+        "gvisor",
+        "k8e.dev/deploy/kube/gvisor",
+    ),
 ];
 
 const HELM: &[Program] = &[Program::new("helm", "helm", "helm.sh/helm/v3/cmd/helm")];
@@ -119,6 +124,7 @@ fn fill(dir: &Path, programs: &[&Program]) -> Result<(), Error> {
         .prefix(".making-")
         .tempdir_in(dir)
         .map_err(error::file("make a directory in", dir))?;
+    let kubernetes = version("kubernetes")?;
     let mut releases = release::Releases::default();
     for program in programs {
         let name = program.name;
@@ -127,7 +133,8 @@ fn fill(dir: &Path, programs: &[&Program]) -> Result<(), Error> {
         if let Err(reason) = releases.download(program, &version, &made, scratch.path()) {
             say(&format!("{name} {version}: no release ({reason})"));
             say(&format!("{name} {version}: building it with Go"));
-            go::build(program, &version, &module_dir(program.module), &made)?;
+            let dir = module_dir(program.module);
+            go::build(program, &version, &kubernetes, &dir, &made)?;
         }
         let place = dir.join(name);
         fs::rename(&made, &place).map_err(error::file("move to", place))?;
@@ -166,8 +173,7 @@ fn cache_dir() -> Result<PathBuf, Error> {
     let mut context = Context::new(&SHA256);
     context.update(BUILD.as_bytes());
     for module in modules {
-        for name in ["go.mod", "go.sum"] {
-            let path = module_dir(module).join(name);
+        for path in files_of(&module_dir(module))? {
             context.update(&fs::read(&path).map_err(error::file("read", &path))?);
         }
     }
@@ -176,6 +182,23 @@ fn cache_dir() -> Result<PathBuf, Error> {
     Ok(user_cache_dir()?
         .join("kube")
         .join(format!("{kubernetes}-{}", &digest[..12])))
+}
+
+/// What decides how a module's programs turn out: its pins, and code of ours if it has any.
+fn files_of(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = fs::read_dir(dir).map_err(error::file("read", dir))?;
+    let kinds = ["mod", "sum", "go"];
+    let counts = |path: &PathBuf| {
+        path.extension()
+            .is_some_and(|e| kinds.iter().any(|k| e == *k))
+    };
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(counts)
+        .collect();
+    files.sort();
+    Ok(files)
 }
 
 /// Where this person's caches of k8e are.
@@ -195,7 +218,7 @@ fn module_dir(module: &str) -> PathBuf {
     Path::new(MODULES_DIR).join(module)
 }
 
-/// The version of what a module is there for: its first requirement of the tools it names.
+/// The version of what a module is there for.
 fn version(module: &str) -> Result<String, Error> {
     let path = module_dir(module).join("go.mod");
     let text = fs::read_to_string(&path).map_err(error::file("read", &path))?;
@@ -205,24 +228,20 @@ fn version(module: &str) -> Result<String, Error> {
     })
 }
 
-/// The version of the module that the first tool of a `go.mod` is in.
+/// The version in a `go.mod` of the module that its first tool is in.
 fn required(go_mod: &str) -> Option<String> {
-    let words = |line: &str| -> Vec<String> {
-        let line = line.trim().trim_start_matches("require ");
-        line.split_whitespace().map(str::to_owned).collect()
-    };
-    let tool = go_mod.split("tool").nth(1)?;
-    let tool = tool.trim_start_matches([' ', '(', '\n', '\t']);
-    let tool = tool.split_whitespace().next()?;
-    go_mod.lines().map(words).find_map(|words| {
-        let [module, version, ..] = words.as_slice() else {
-            return None;
-        };
-        (version.starts_with('v') && tool.starts_with(module.as_str())).then(|| version.clone())
+    let (_, tools) = go_mod.split_once("\ntool ")?;
+    let tool = tools.trim_start_matches(['(', '\n', '\t', ' ']);
+    go_mod.lines().find_map(|line| {
+        let mut words = line.trim().trim_start_matches("require ").split(' ');
+        let (module, version) = (words.next()?, words.next()?);
+        let is_it = version.starts_with('v') && tool.starts_with(module);
+        is_it.then(|| version.to_owned())
     })
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Bytes as people write checksums.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -276,7 +295,7 @@ mod tests {
     fn the_version_is_that_of_the_module_a_tool_is_in() {
         let one = "module x\n\ntool a.b/c/cmd/d\n\nrequire a.b/c v1.2.3\n";
         assert_eq!(required(one).as_deref(), Some("v1.2.3"));
-        let many = "tool (\n\ta.b/c/cmd/d\n\ta.b/c/cmd/e\n)\n\nrequire (\n\tq.r v0.1.0 // indirect\n\ta.b/c v2.0.0\n)\n";
+        let many = "go 1\ntool (\n\ta.b/c/cmd/d\n\ta.b/c/cmd/e\n)\n\nrequire (\n\tq.r v0.1.0 // indirect\n\ta.b/c v2.0.0\n)\n";
         assert_eq!(required(many).as_deref(), Some("v2.0.0"));
         assert_eq!(required("module x\n"), None);
     }

@@ -3,14 +3,16 @@
 mod control_plane;
 mod node;
 mod simulated;
+mod site;
 
 use crate::binaries::{self, Need};
-use crate::certificates::{self, Certificates, Subject};
+use crate::certificates::Certificates;
 use crate::keeper::{self, Keeper};
 use crate::service::{self, MARK, Service};
-use crate::{Error, error, ports};
+use crate::{Error, Image, error};
 use control_plane::ControlPlane;
 use node::Network;
+use site::{Site, kubeconfig_path, kubectl, write_kubeconfig};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -55,16 +57,6 @@ pub struct Cluster {
     keeper: Option<Keeper>,
 }
 
-/// What the parts of a cluster need to know to be started.
-#[derive(Debug)]
-struct Site {
-    dir: PathBuf,
-    bin: PathBuf,
-    certificates: Certificates,
-    network: Option<Network>,
-    audit: bool,
-}
-
 /// Removes the cluster in `dir`, whoever started it and whatever is left of it.
 ///
 /// # Errors
@@ -104,17 +96,21 @@ impl Cluster {
             Profile::ControlPlane => &[Need::ControlPlane],
             Profile::Node => &[Need::ControlPlane, Need::Node],
         };
+        if options.profile == Profile::Node {
+            node::check_machine()?;
+        }
         let bin = binaries::directory(needs)?;
         let dir = make_dir(options.dir.as_deref())?;
         // From here on whatever goes wrong, or whoever kills us, it is removed.
         let keeper = Keeper::start(&dir)?;
-        match Self::start(&options, bin, dir) {
+        match Self::start(&options, bin, dir.clone()) {
             Ok(mut cluster) => {
                 cluster.keeper = Some(keeper);
                 Ok(cluster)
             }
             Err(why) => {
-                keeper.remove()?;
+                keep_logs(&dir);
+                remove(keeper, &dir);
                 Err(why)
             }
         }
@@ -134,12 +130,13 @@ impl Cluster {
         };
         let mut control_plane = ControlPlane::start(&site)?;
         let mut services = Vec::new();
+        let url = control_plane.url().to_owned();
         let started = control_plane
             .finish(&site)
             .and_then(|()| simulated::start(&site, options.simulated_nodes, &mut services))
             .and_then(|()| match &site.network {
                 None => Ok(()),
-                Some(network) => node::start(&site, network, &mut services),
+                Some(network) => node::start(&site, network, &url, &mut services),
             });
         let mut cluster = Self {
             dir: site.dir,
@@ -182,7 +179,7 @@ impl Cluster {
     /// The administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
-        kubeconfig_path(&self.dir, "kubeconfig")
+        kubeconfig_path(&self.dir)
     }
 
     /// Writes a kubeconfig with a token of a service account that exists, valid for an hour: what
@@ -198,7 +195,7 @@ impl Cluster {
         let mut command = self.kubectl();
         let token = service::output(command.args(["create", "token", name, "-n", namespace]))?;
         let user = format!("token: \"{}\"", token.trim());
-        let path = kubeconfig_path(&self.dir, &format!("kubeconfig-{namespace}-{name}"));
+        let path = self.dir.join(format!("{namespace}-{name}.kubeconfig"));
         let ca = self.dir.join("certificates/ca.crt");
         write_kubeconfig(&path, self.control_plane.url(), &ca, &user)?;
         Ok(path)
@@ -208,6 +205,15 @@ impl Cluster {
     #[must_use]
     pub fn kubectl(&self) -> Command {
         kubectl(&self.bin, &self.dir)
+    }
+
+    /// Hands an image to the containerd of a cluster with a real node.
+    ///
+    /// # Errors
+    /// When the image cannot be made, or there is no such node.
+    pub fn import(&self, image: &Image) -> Result<(), Error> {
+        let socket = node::containerd_socket(&self.dir);
+        image.import(&self.bin, &self.dir, &socket)
     }
 
     /// Kills the apiserver, as a crash would.
@@ -243,12 +249,12 @@ impl Drop for Cluster {
         let Some(keeper) = self.keeper.take() else {
             return;
         };
-        match keeper.remove() {
-            Ok(()) => {
-                self.control_plane.reap();
-                self.services.iter_mut().for_each(Service::reap);
-            }
-            Err(e) => crate::say(&format!("{} is not removed: {e}", self.dir.display())),
+        if std::thread::panicking() {
+            keep_logs(&self.dir);
+        }
+        if remove(keeper, &self.dir) {
+            self.control_plane.reap();
+            self.services.iter_mut().for_each(Service::reap);
         }
     }
 }
@@ -267,81 +273,29 @@ impl Default for Options {
     }
 }
 
-// === impl Site ===
-
-impl Site {
-    /// A command for one of our programs.
-    fn command(&self, program: &str) -> Command {
-        let program = self.bin.join(program);
-        service::clean_command(&program, &self.bin, &self.dir)
+/// Has the cluster removed; whether that worked. Who asks for it cannot do anything about it.
+fn remove(keeper: Keeper, dir: &Path) -> bool {
+    let removed = keeper.remove();
+    if let Err(e) = &removed {
+        crate::say(&format!("{} is not removed: {e}", dir.display()));
     }
-
-    fn write(&self, name: &str, text: &str) -> Result<PathBuf, Error> {
-        let path = self.dir.join(name);
-        std::fs::write(&path, text).map_err(error::file("write", &path))?;
-        Ok(path)
-    }
-
-    /// A kubeconfig for a user of the cluster's own making.
-    fn user_kubeconfig(
-        &self,
-        url: &str,
-        file: &str,
-        subject: Subject<'_>,
-    ) -> Result<PathBuf, Error> {
-        let keys = &self.certificates;
-        keys.issue(certificates::CLUSTER, file, subject)?;
-        let user = format!(
-            "client-certificate: {}, client-key: {}",
-            keys.cert(file).display(),
-            keys.key(file).display()
-        );
-        let path = kubeconfig_path(&self.dir, file);
-        write_kubeconfig(&path, url, &keys.cert(certificates::CLUSTER), &user)?;
-        Ok(path)
-    }
-
-    fn kubectl(&self) -> Command {
-        kubectl(&self.bin, &self.dir)
-    }
-
-    /// Creates what a manifest says.
-    fn apply(&self, name: &str, manifest: &str) -> Result<(), Error> {
-        let path = self.write(name, manifest)?;
-        let mut command = self.kubectl();
-        service::output(command.args(["apply", "--server-side", "-f"]).arg(path)).map(drop)
-    }
+    removed.is_ok()
 }
 
-fn kubectl(bin: &Path, dir: &Path) -> Command {
-    let mut command = service::clean_command(&bin.join("kubectl"), bin, dir);
-    command.env("KUBECONFIG", kubeconfig_path(dir, "kubeconfig"));
-    command
-}
-
-fn kubeconfig_path(dir: &Path, name: &str) -> PathBuf {
-    dir.join(name)
-}
-
-fn write_kubeconfig(path: &Path, url: &str, ca: &Path, user: &str) -> Result<(), Error> {
-    use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let text = format!(
-        "apiVersion: v1
-kind: Config
-clusters: [{{name: kube, cluster: {{server: \"{url}\", certificate-authority: {}}}}}]
-users: [{{name: user, user: {{{user}}}}}]
-contexts: [{{name: kube, context: {{cluster: kube, user: user}}}}]
-current-context: kube
-",
-        ca.display()
-    );
-    let mut options = std::fs::OpenOptions::new();
-    let options = options.write(true).create(true).truncate(true).mode(0o600);
-    options
-        .open(path)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .map_err(error::file("write", path))
+/// Saves what the processes wrote from the removal of the directory, for whoever looks for the
+/// reason of a failure.
+fn keep_logs(dir: &Path) {
+    let made = tempfile::Builder::new().prefix("k8e-kube-logs-").tempdir();
+    let Ok(kept) = made.map(tempfile::TempDir::keep) else {
+        return;
+    };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            let _best_effort = std::fs::copy(&path, kept.join(entry.file_name()));
+        }
+    }
+    crate::say(&format!("its logs are kept in {}", kept.display()));
 }
 
 /// An empty directory of ours. One with a cluster in it is emptied first, so that what a crash left
@@ -357,7 +311,9 @@ fn make_dir(wanted: Option<&Path>) -> Result<PathBuf, Error> {
                 .mode(0o700)
                 .create(dir)
                 .map_err(error::file("make", dir))?;
-            dir.canonicalize().map_err(error::file("find", dir))?
+            let dir = dir.canonicalize().map_err(error::file("find", dir))?;
+            make_private(&dir)?;
+            dir
         }
         None => {
             let base = std::env::temp_dir();
@@ -379,7 +335,13 @@ fn make_dir(wanted: Option<&Path>) -> Result<PathBuf, Error> {
     Ok(dir)
 }
 
-/// A short name that no other cluster on this machine has, for what is outside of the directory.
-fn short_name() -> String {
-    format!("k8e{:08x}", ports::random())
+/// It was there before, perhaps: nobody else may have put it there, or may look into it.
+fn make_private(dir: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    let about = dir.metadata().map_err(error::file("look at", dir))?;
+    if about.uid() != rustix::process::geteuid().as_raw() {
+        return Err(Error::NotOurs(dir.to_owned()));
+    }
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
+        .map_err(error::file("close", dir))
 }

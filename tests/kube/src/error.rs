@@ -47,7 +47,7 @@ pub enum Error {
         tail: String,
     },
     /// Something did not come true in time.
-    #[error("waited {seconds} s for {what}: {last}; logs are in {}", dir.display())]
+    #[error("waited {seconds} s for {what}: {last}")]
     TimedOut {
         /// What was waited for.
         what: String,
@@ -55,11 +55,9 @@ pub enum Error {
         seconds: u64,
         /// What the last look showed.
         last: String,
-        /// Where the logs are, until the directory is removed.
-        dir: PathBuf,
     },
     /// A directory that is not a cluster's.
-    #[error("{} is neither empty nor a cluster's: name another with --dir", .0.display())]
+    #[error("{} is neither an empty directory of your own nor a cluster's: name another with --dir", .0.display())]
     NotOurs(PathBuf),
     /// A directory whose name would not survive the files it is written into.
     #[error("{}: the directory of a cluster needs a name without spaces, quotes and backslashes", .0.display())]

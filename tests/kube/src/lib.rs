@@ -12,6 +12,7 @@ mod binaries;
 mod certificates;
 mod cluster;
 mod error;
+mod image;
 mod keeper;
 mod ports;
 mod service;
@@ -20,6 +21,7 @@ mod sys;
 pub use binaries::{Need, directory as binaries_directory};
 pub use cluster::{Cluster, Options, Profile, default_dir, down};
 pub use error::Error;
+pub use image::Image;
 
 /// Tells a person what takes time. Output of a test that fails, or of `cargo xtask kube`.
 #[expect(

@@ -58,7 +58,6 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Error> {
 /// Looks until `look` has something; what it said last is in the error.
 pub(crate) fn wait_for<T>(
     what: &str,
-    dir: &Path,
     at_most: Duration,
     mut look: impl FnMut() -> Result<Result<T, String>, Error>,
 ) -> Result<T, Error> {
@@ -73,7 +72,6 @@ pub(crate) fn wait_for<T>(
                 what: what.to_owned(),
                 seconds: at_most.as_secs(),
                 last,
-                dir: dir.to_owned(),
             });
         }
         std::thread::sleep(POLL);

@@ -1,4 +1,5 @@
 //! A control plane with simulated nodes: the cluster that the operator's tests get.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use k8e_kube_dev::{Cluster, Options, down};
 use std::process::Command;

@@ -9,15 +9,22 @@ use std::process::{Command, Stdio};
 const USUAL_GO: &str = "/usr/local/go/bin/go";
 
 /// Packages in which Kubernetes' programs look up their own version.
-const VERSION_PACKAGES: &[&str] = &[
+const KUBERNETES_VERSIONS: &[&str] = &[
     "k8s.io/component-base/version",
     "k8s.io/client-go/pkg/version",
 ];
 
-/// Builds `program` of the module in `module_dir` as `made`.
+/// Packages in which helm looks up the version of Kubernetes that it is for.
+const HELM_VERSIONS: &[&str] = &[
+    "helm.sh/helm/v3/pkg/chartutil",
+    "helm.sh/helm/v3/pkg/lint/rules",
+];
+
+/// Builds `program` of the module in `module_dir` as `made`; `kubernetes` is the version that goes with it.
 pub(super) fn build(
     program: &Program,
     version: &str,
+    kubernetes: &str,
     module_dir: &Path,
     made: &Path,
 ) -> Result<(), Error> {
@@ -31,7 +38,7 @@ pub(super) fn build(
             "-mod=readonly",
             "-ldflags",
         ])
-        .arg(link_flags(program.module, version))
+        .arg(link_flags(program.module, version, kubernetes))
         .arg("-o")
         .args([made, Path::new(program.package)])
         // What this person has set for their own Go projects is not for this one.
@@ -59,25 +66,37 @@ pub(super) fn build(
     }
 }
 
-/// No debugger's tables; and Kubernetes is told its version, which its own build scripts would do.
-fn link_flags(module: &str, version: &str) -> String {
+/// No debugger's tables; and programs are told their version, as their own build scripts would.
+fn link_flags(module: &str, version: &str, kubernetes: &str) -> String {
+    let mut numbers = kubernetes.trim_start_matches('v').split('.');
+    let major = numbers.next().unwrap_or_default();
+    let minor = numbers.next().unwrap_or_default();
+    let values: Vec<(&str, &str)> = match module {
+        "kubernetes" => vec![
+            ("gitVersion", version),
+            ("gitMajor", major),
+            ("gitMinor", minor),
+            ("gitTreeState", "clean"),
+            ("buildDate", "1970-01-01T00:00:00Z"),
+        ],
+        // What a chart is rendered for when no cluster is asked.
+        "helm" => vec![("k8sVersionMajor", major), ("k8sVersionMinor", minor)],
+        _ => Vec::new(),
+    };
+    let packages = match module {
+        "kubernetes" => KUBERNETES_VERSIONS,
+        _ => HELM_VERSIONS,
+    };
     let mut flags = "-s -w".to_owned();
-    if module != "kubernetes" {
-        return flags;
-    }
-    let mut numbers = version.trim_start_matches('v').split('.');
-    let (major, minor) = (numbers.next(), numbers.next());
-    let values = [
-        ("gitVersion", version),
-        ("gitMajor", major.unwrap_or_default()),
-        ("gitMinor", minor.unwrap_or_default()),
-        ("gitTreeState", "clean"),
-        ("buildDate", "1970-01-01T00:00:00Z"),
-    ];
-    for package in VERSION_PACKAGES {
-        for (name, value) in values {
+    for package in packages {
+        for (name, value) in &values {
             flags.push_str(&format!(" -X {package}.{name}={value}"));
         }
+    }
+    if module == "helm" {
+        flags.push_str(&format!(
+            " -X helm.sh/helm/v3/internal/version.version={version}"
+        ));
     }
     flags
 }

@@ -61,8 +61,11 @@ impl Releases {
         let file_name = published.url.rsplit('/').next().unwrap_or_default();
         let wanted = checksum_of(&sums, file_name).ok_or("the release has no checksum for it")?;
 
-        let got = scratch.join("download");
-        fetch(&published.url, &got, DOWNLOAD_SECONDS_MAX)?;
+        // Programs of one archive come one after the other.
+        let got = scratch.join(file_name);
+        if !got.exists() {
+            fetch(&published.url, &got, DOWNLOAD_SECONDS_MAX)?;
+        }
         let is = sha256(&got).map_err(|e| format!("{file_name}: {e}"))?;
         if is != wanted {
             return Err(format!(

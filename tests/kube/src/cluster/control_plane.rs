@@ -1,6 +1,7 @@
 //! etcd, the apiserver, the controller-manager and the scheduler.
 
-use super::{READY_MAX, Site, kubectl};
+use super::READY_MAX;
+use super::site::{Site, kubeconfig_path, kubectl};
 use crate::certificates::{CLUSTER, ETCD, Subject};
 use crate::service::{self, Service, clean_command};
 use crate::{Error, ports};
@@ -59,7 +60,7 @@ impl ControlPlane {
         self.others.push(start_controllers(site)?);
         self.others.push(start_scheduler(site)?);
         // Pods are refused until their namespace has a service account, which a controller makes.
-        service::wait_for("the default service account", &site.dir, READY_MAX, || {
+        service::wait_for("the default service account", READY_MAX, || {
             self.check()?;
             let mut command = site.kubectl();
             command.args(["get", "serviceaccount", "default", "-n", "default"]);
@@ -73,8 +74,8 @@ impl ControlPlane {
     }
 
     pub(super) fn check(&mut self) -> Result<(), Error> {
-        let all = self.others.iter_mut().chain(&mut self.apiserver);
-        all.map(Service::check).collect()
+        let mut all = self.others.iter_mut().chain(&mut self.apiserver);
+        all.try_for_each(Service::check)
     }
 
     pub(super) fn stop_apiserver(&mut self) -> Result<(), Error> {
@@ -89,7 +90,7 @@ impl ControlPlane {
         let mut command = clean_command(&bin.join("kube-apiserver"), bin, dir);
         command.args(&self.apiserver_args);
         self.apiserver = Some(Service::start("apiserver", dir, &mut command)?);
-        service::wait_for("the apiserver", dir, READY_MAX, || {
+        service::wait_for("the apiserver", READY_MAX, || {
             self.check()?;
             let mut command = kubectl(bin, dir);
             command.args(["get", "--raw", "/readyz"]);
@@ -131,7 +132,7 @@ fn issue(site: &Site, host: &str, url: &str) -> Result<(), Error> {
         group: Some("system:masters"),
         hosts: &[],
     };
-    site.user_kubeconfig(url, "kubeconfig", admin).map(drop)
+    site.user_kubeconfig(&kubeconfig_path(&site.dir), url, "admin", admin)
 }
 
 fn start_etcd(site: &Site) -> Result<(Service, String), Error> {
@@ -183,6 +184,8 @@ fn apiserver_args(site: &Site, host: &str, port: u16, etcd: &str) -> Result<Vec<
         "--authorization-mode=Node,RBAC".to_owned(),
         "--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned(),
         "--allow-privileged=true".to_owned(),
+        // No DNS knows the names of our nodes.
+        "--kubelet-preferred-address-types=InternalIP".to_owned(),
     ]
     .into_iter()
     .map(OsString::from)
@@ -194,8 +197,8 @@ fn apiserver_args(site: &Site, host: &str, port: u16, etcd: &str) -> Result<Vec<
         flag("tls-cert-file", &keys.cert("apiserver")),
         flag("tls-private-key-file", &keys.key("apiserver")),
         flag("client-ca-file", &keys.cert(CLUSTER)),
-        flag("kubelet-client-certificate", &keys.cert("kubeconfig")),
-        flag("kubelet-client-key", &keys.key("kubeconfig")),
+        flag("kubelet-client-certificate", &keys.cert("admin")),
+        flag("kubelet-client-key", &keys.key("admin")),
         flag("service-account-key-file", &keys.tokens_public()),
         flag("service-account-signing-key-file", &keys.key("tokens")),
         flag("cert-dir", &site.dir.join("certificates")),
@@ -212,7 +215,7 @@ fn start_controllers(site: &Site) -> Result<Service, Error> {
     let keys = &site.certificates;
     let mut command = site.command("kube-controller-manager");
     command
-        .arg(flag("kubeconfig", &site.dir.join("kubeconfig")))
+        .arg(flag("kubeconfig", &kubeconfig_path(&site.dir)))
         .args(["--leader-elect=false", "--secure-port=0"])
         .arg(flag("root-ca-file", &keys.cert(CLUSTER)))
         .arg(flag(
@@ -239,7 +242,7 @@ kind: KubeSchedulerConfiguration
 leaderElection: {{leaderElect: false}}
 clientConnection: {{kubeconfig: {}, qps: {CLIENT_QPS}, burst: {CLIENT_QPS}}}
 ",
-        site.dir.join("kubeconfig").display()
+        kubeconfig_path(&site.dir).display()
     );
     let config = site.write("scheduler.yaml", &text)?;
     let mut command = site.command("kube-scheduler");

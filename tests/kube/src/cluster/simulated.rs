@@ -2,7 +2,8 @@
 //! become Ready, with an address, and go when they are deleted. It also makes the volume that a
 //! claim asks for, on clusters with a real node too.
 
-use super::{READY_MAX, Site};
+use super::READY_MAX;
+use super::site::{Site, kubeconfig_path};
 use crate::Error;
 use crate::service::{self, Service};
 use std::fmt::Write as _;
@@ -12,8 +13,19 @@ const STAGES: &str = include_str!("../../../../deploy/dev/kube/kwok/stages.yaml"
 /// In [`STAGES`], stands for the directory of volumes.
 const VOLUMES: &str = "VOLUMES_DIR";
 
-/// The default class of volumes.
-const STORAGE_CLASS: &str = "apiVersion: storage.k8s.io/v1
+/// The default class of volumes, and the runtimes that pods may ask for. The names are the same
+/// with a real node and without, so that a manifest is good for both.
+const CLASSES: &str = "apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: runc}
+handler: runc
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: gvisor}
+handler: runsc
+---
+apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata:
   name: standard
@@ -33,7 +45,7 @@ pub(super) fn start(site: &Site, nodes: u32, services: &mut Vec<Service>) -> Res
     let mut command = site.command("kwok");
     command
         .arg("--kubeconfig")
-        .arg(site.dir.join("kubeconfig"))
+        .arg(kubeconfig_path(&site.dir))
         .arg("--config")
         .arg(config)
         .arg("--manage-nodes-with-label-selector=type=kwok")
@@ -46,7 +58,7 @@ pub(super) fn start(site: &Site, nodes: u32, services: &mut Vec<Service>) -> Res
     if nodes == 0 {
         return Ok(());
     }
-    service::wait_for("the simulated nodes", &site.dir, READY_MAX, || {
+    service::wait_for("the simulated nodes", READY_MAX, || {
         services.iter_mut().try_for_each(Service::check)?;
         let mut command = site.kubectl();
         command.args(["wait", "node", "--selector=type=kwok"]);
@@ -57,7 +69,7 @@ pub(super) fn start(site: &Site, nodes: u32, services: &mut Vec<Service>) -> Res
 }
 
 fn manifest(nodes: u32) -> String {
-    let mut text = STORAGE_CLASS.to_owned();
+    let mut text = CLASSES.to_owned();
     for number in 0..nodes {
         let name = format!("simulated-{number}");
         let _infallible = write!(
