@@ -99,13 +99,17 @@ pub async fn run(options: Options) -> Result<(), Error> {
         Arc::clone(&index),
     ));
     let (stop, stopping) = latest::channel(false);
-    let side = side_door::View::new(handle, Arc::clone(&index), stopping.clone());
-    let patience = options.shutdown_timeout;
+    let (close, closing) = latest::channel(false);
+    let side = side_door::View::new(handle, Arc::clone(&index), stopping);
+    let (delay, patience) = (options.shutdown_delay, options.shutdown_timeout);
     let proxy = Arc::new(Proxy::new(options, index, authorizer));
-    let served = tokio::spawn(doors.serve(proxy, side, stopping));
+    let served = tokio::spawn(doors.serve(proxy, side, closing));
     signalled().await?;
-    tracing::info!("asked to stop: answering what is under way, for {patience:?} at most");
+    // First those who send requests hear of it, and only then is nobody there.
     let _ = stop.send(true);
+    tokio::time::sleep(delay).await;
+    tracing::info!("stopping: answering what is under way, for {patience:?} at most");
+    let _ = close.send(true);
     let _ = tokio::time::timeout(patience, served).await;
     watching.abort();
     Ok(())

@@ -10,6 +10,7 @@ const OURS: &[(&str, &[&str])] = &[
         &[
             "k8e-cli",
             "k8e-gateway",
+            "k8e-operator",
             "k8e-engine",
             "k8e-driver",
             "k8e-egress",
@@ -34,6 +35,7 @@ const OURS: &[(&str, &[&str])] = &[
     ("k8e-egress", &["k8e-model"]),
     ("k8e-store", &["k8e-model"]),
     ("k8e-guest", &["k8e-wire"]),
+    ("k8e-operator", &[]),
     ("k8e-wire", &[]),
     ("k8e-model", &[]),
 ];
@@ -52,6 +54,7 @@ const OUTSIDE: &[&str] = &[
 const THEIRS: &[(&str, &[&str])] = &[
     ("tonic", &["k8e-api", "k8e-gateway"]),
     ("sqlx", &["k8e-store"]),
+    ("kube", &["k8e-operator"]),
 ];
 
 /// Checks what `cargo metadata` says about our packages.
