@@ -1,4 +1,5 @@
 //! The router against a real API server, with the rights that its manifest gives it: who may reach which sandbox.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use clap::Parser;
 use http_body_util::{BodyExt as _, Empty};
