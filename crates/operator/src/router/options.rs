@@ -2,7 +2,7 @@
 //! except where a default was a hole.
 
 use super::Error;
-use super::units::{Bind, duration};
+use crate::units::{Bind, duration};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;

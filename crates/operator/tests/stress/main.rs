@@ -3,6 +3,8 @@
 //! By default both run small, for CI. `K8E_SCALE=full` and `K8E_CHAOS_SECONDS=60` give the figures of
 //! docs/benchmarks.md; run them with `--nocapture`.
 
+#![allow(clippy::print_stdout, reason = "figures for a person")]
+
 mod chaos;
 mod child;
 mod faults;

@@ -277,7 +277,8 @@ async fn at_rest(client: &Client, kubeconfig: &Path, size: &Size) {
         .counted("k8e_operator_writes_total")
         .iter()
         .map(|(_, n)| n)
-        .sum();
+        .sum::<f64>()
+        .max(0.0);
     println!(
         "restart to rest: {restart:?}, {:.1} x one full list ({:?}); {wrote} writes; memory {} MB",
         restart.as_secs_f64() / lists[1].as_secs_f64(),
