@@ -130,3 +130,20 @@ fn same(a: &SandboxClaimStatus, b: &SandboxClaimStatus) -> bool {
             .iter()
             .all(|kind| find(a, kind) == find(b, kind))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crd::SandboxSpec;
+
+    #[test]
+    fn a_sandbox_that_says_nothing_is_not_ready() {
+        let verdict = ready(&Sandbox::new("box", SandboxSpec::default()));
+        let words = (
+            verdict.status,
+            verdict.reason.as_str(),
+            verdict.message.as_str(),
+        );
+        assert_eq!(words, ("False", "SandboxNotReady", "Sandbox is not ready"));
+    }
+}

@@ -297,3 +297,6 @@ fn tell(
         );
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@
 mod claims;
 mod kinds;
 mod kubectl;
+mod leadership;
 mod lifecycle;
 mod networks;
 mod pools;

@@ -99,6 +99,27 @@ fn what_is_not_ready_says_why() {
 }
 
 #[test]
+fn a_ready_pod_without_an_address_is_waited_for() {
+    test(async |space| {
+        let held = json!({"podTemplate": {"metadata": {"annotations": {"k8e.test/hold": "true"}}}});
+        space.sandbox("box", held).await;
+        space.until::<Pod>("box", |_| true).await;
+        let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+        let patched =
+            space
+                .api::<Pod>()
+                .patch_status("box", &PatchParams::default(), &Patch::Merge(status));
+        patched.await.expect("it is taken");
+        let waiting = (
+            "False",
+            "DependenciesNotReady",
+            "Pod is Ready but has no podIPs yet",
+        );
+        space.sandbox_says("box", "Ready", waiting).await;
+    });
+}
+
+#[test]
 fn a_pod_that_no_node_takes_says_so() {
     test(async |space| {
         let nowhere = json!({"podTemplate": {"spec": {"nodeSelector": {"no": "where"}}}});
