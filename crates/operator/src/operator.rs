@@ -152,6 +152,7 @@ impl World {
             timings: Timings::default(),
             gathering: Gathering::default(),
             pool_figures: Gathering::default(),
+            refills: Gathering::default(),
             held_up: Known::default(),
             no_template: Known::default(),
             measured: std::sync::Mutex::default(),

@@ -26,6 +26,20 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// A template that is missing is looked for again this often; the watch usually tells earlier.
 const MISSING_RECHECK: Duration = Duration::from_secs(60);
 
+/// Claims come in while the last one is not older than this.
+const CALM: Duration = Duration::from_millis(500);
+/// Between two sandboxes that are made while claims come in.
+const GENTLE_PAUSE: Duration = Duration::from_millis(30);
+
+/// What the pool's sandboxes are made from.
+struct Recipe {
+    template: Arc<SandboxTemplate>,
+    /// Hash of the template's name.
+    name_hash: String,
+    /// Hash of what it says.
+    hash: String,
+}
+
 /// One pass over one pool.
 pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
     let Some(pool) = world.held.pools.get(key) else {
@@ -47,23 +61,24 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
             ),
         );
     }
-    let members = own_members(world, &pool, template.as_deref()).await?;
+    let recipe = template.map(|template| Recipe::new(&pool, template));
+    let members = own_members(world, &pool, recipe.as_ref()).await?;
     let now = Timestamp::now();
     let views: Vec<Member> = members
         .iter()
-        .map(|m| view(m, &pool, template.as_deref(), now))
+        .map(|member| view(member, recipe.as_ref(), now))
         .collect();
     let plan = plan::plan(&wanted(world, &pool), &views);
-    carry_out(world, &pool, template.as_deref(), &members, &plan).await?;
+    let more = carry_out(world, &pool, recipe.as_ref(), &members, &plan).await?;
     tell(world, &pool, &plan);
     let recheck = plan.recheck.map_or(Next::Wait, Next::After);
-    let missing = if template.is_none() {
+    let missing = if recipe.is_none() {
         Next::After(MISSING_RECHECK)
     } else {
         Next::Wait
     };
     let status = write_status(world, &pool, &members, &plan).await?;
-    Ok([recheck, missing, status]
+    Ok([recheck, missing, more, status]
         .into_iter()
         .fold(Next::Wait, sooner))
 }
@@ -84,7 +99,7 @@ fn wanted(world: &World, pool: &SandboxWarmPool) -> Wanted {
 async fn own_members(
     world: &World,
     pool: &SandboxWarmPool,
-    template: Option<&SandboxTemplate>,
+    recipe: Option<&Recipe>,
 ) -> Result<Vec<Arc<Sandbox>>> {
     let mut members = Vec::new();
     for sandbox in world.members_of(pool) {
@@ -92,7 +107,7 @@ async fn own_members(
             Some(owner) if owner.uid == uid(&pool.metadata) => members.push(sandbox),
             Some(_) => {}
             None if sandbox.metadata.deletion_timestamp.is_some() => {}
-            None if template.is_some_and(|t| is_stale(&sandbox, pool, t)) => {
+            None if recipe.is_some_and(|recipe| recipe.is_stale(&sandbox)) => {
                 world
                     .delete::<Sandbox>(&sandbox.metadata, DeleteParams::background())
                     .await?;
@@ -117,12 +132,7 @@ async fn take_in(
     Ok(world.held.sandboxes.get(&key))
 }
 
-fn view(
-    sandbox: &Sandbox,
-    pool: &SandboxWarmPool,
-    template: Option<&SandboxTemplate>,
-    now: Timestamp,
-) -> Member {
+fn view(sandbox: &Sandbox, recipe: Option<&Recipe>, now: Timestamp) -> Member {
     let created = sandbox.metadata.creation_timestamp.as_ref();
     let age = created
         .map(|t| now.duration_since(t.0))
@@ -132,7 +142,7 @@ fn view(
         ready: is_true(sandbox.condition(READY)),
         deleting: sandbox.metadata.deletion_timestamp.is_some(),
         finished: sandbox.condition(FINISHED).is_some(),
-        stale: template.is_some_and(|template| is_stale(sandbox, pool, template)),
+        stale: recipe.is_some_and(|recipe| recipe.is_stale(sandbox)),
         // Unschedulable, or held back by a scheduling gate.
         held_up: sandbox
             .condition(POD_SCHEDULED)
@@ -141,23 +151,13 @@ fn view(
     }
 }
 
-fn is_stale(sandbox: &Sandbox, pool: &SandboxWarmPool, template: &SandboxTemplate) -> bool {
-    let meta = &sandbox.metadata;
-    let template_name = &pool.spec.sandbox_template_ref.name;
-    if label(meta, TEMPLATE_REF_HASH) != Some(&names::hash(template_name)) {
-        return true;
-    }
-    label(meta, TEMPLATE_HASH) != Some(&blueprint::hash(template))
-        && blueprint::differs(template, sandbox)
-}
-
 async fn carry_out(
     world: &World,
     pool: &SandboxWarmPool,
-    template: Option<&SandboxTemplate>,
+    recipe: Option<&Recipe>,
     members: &[Arc<Sandbox>],
     plan: &Plan,
-) -> Result<()> {
+) -> Result<Next> {
     for name in &plan.delete {
         let member = members
             .iter()
@@ -166,13 +166,50 @@ async fn carry_out(
             world.delete_member(member).await?;
         }
     }
-    match template {
-        Some(template) if plan.create > 0 => {
-            make::sandboxes(world, pool, template, plan.create).await
+    let Some(recipe) = recipe.filter(|_| plan.create > 0) else {
+        return Ok(Next::Wait);
+    };
+    if !is_urgent(world, pool, plan) {
+        let key = Key::of(&pool.metadata);
+        if let Some(wait) = world.refills.hold(&key, GENTLE_PAUSE) {
+            return Ok(Next::After(wait));
         }
-        _ => Ok(()),
+        make::sandboxes(world, pool, recipe, 1).await?;
+        return Ok(Next::After(GENTLE_PAUSE));
+    }
+    make::sandboxes(world, pool, recipe, plan.create).await?;
+    Ok(Next::Wait)
+}
+
+/// While claims come in and half of the pool is ready, the API server is theirs: the pool is refilled at walking pace.
+fn is_urgent(world: &World, pool: &SandboxWarmPool, plan: &Plan) -> bool {
+    plan.ready * 2 < pool.desired() || !world.timings.claimed_within(CALM)
+}
+
+// === impl Recipe ===
+
+impl Recipe {
+    fn new(pool: &SandboxWarmPool, template: Arc<SandboxTemplate>) -> Self {
+        Self {
+            name_hash: names::hash(&pool.spec.sandbox_template_ref.name),
+            hash: blueprint::hash(&template),
+            template,
+        }
+    }
+
+    /// Whether a sandbox was made from something else.
+    fn is_stale(&self, sandbox: &Sandbox) -> bool {
+        let meta = &sandbox.metadata;
+        if label(meta, TEMPLATE_REF_HASH) != Some(&self.name_hash) {
+            return true;
+        }
+        // Another encoder may have hashed the same template differently.
+        label(meta, TEMPLATE_HASH) != Some(&self.hash)
+            && blueprint::differs(&self.template, sandbox)
     }
 }
+
+// === impl World ===
 
 impl World {
     /// Deletes a waiting sandbox unless somebody claims it first: the version that was looked at must still be there.

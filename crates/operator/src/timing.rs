@@ -6,6 +6,7 @@ use crate::crd::conditions::{READY, is_true};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 /// What is known of a claim's way to its sandbox.
 #[derive(Clone, Debug)]
@@ -20,6 +21,7 @@ pub(crate) struct Seen {
 #[derive(Default)]
 pub(crate) struct Timings {
     seen: Mutex<HashMap<Key, Seen>>,
+    last_claim: Mutex<Option<Instant>>,
 }
 
 // === impl Timings ===
@@ -32,6 +34,12 @@ impl Timings {
             ready: None,
             old: is_true(claim.condition(READY)),
         };
+        if !seen.old {
+            *self
+                .last_claim
+                .lock()
+                .expect("no holder of the time panics") = Some(Instant::now());
+        }
         self.lock().insert(Key::of(&claim.metadata), seen);
     }
 
@@ -45,6 +53,15 @@ impl Timings {
 
     pub(crate) fn get(&self, key: &Key) -> Option<Seen> {
         self.lock().get(key).cloned()
+    }
+
+    /// Whether somebody asked for a sandbox lately.
+    pub(crate) fn claimed_within(&self, time: Duration) -> bool {
+        let last = *self
+            .last_claim
+            .lock()
+            .expect("no holder of the time panics");
+        last.is_some_and(|last| last.elapsed() <= time)
     }
 
     pub(crate) fn forget(&self, key: &Key) {

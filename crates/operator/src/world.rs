@@ -29,6 +29,8 @@ pub(crate) struct World {
     pub(crate) timings: Timings,
     pub(crate) gathering: Gathering,
     pub(crate) pool_figures: Gathering,
+    /// Pools that are refilled at walking pace.
+    pub(crate) refills: Gathering,
     /// Pools that wait for a node.
     pub(crate) held_up: Known,
     /// Pools whose template is missing.

@@ -8,11 +8,17 @@ use crate::error::Result;
 use crate::held::{annotation, uid};
 use crate::queue::Next;
 use crate::world::World;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, json};
 use std::time::Duration;
 
 /// A claim that is not ready by then gets what is known.
 pub(super) const LATEST: Duration = Duration::from_secs(1);
+
+/// Claims come in while the last one is not older than this.
+const CALM: Duration = Duration::from_millis(500);
+/// A note is written at the latest this long after its claim.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(15);
 
 /// Notes what is known and not yet written.
 pub(crate) async fn annotate(world: &World, key: &Key) -> Result<Next> {
@@ -29,6 +35,11 @@ pub(crate) async fn annotate(world: &World, key: &Key) -> Result<Next> {
     else {
         return Ok(Next::Wait);
     };
+    // While claims come in, the API server is theirs; but not for ever.
+    let patient = Timestamp::now().duration_since(seen.observed) < PATIENCE;
+    if patient && world.timings.claimed_within(CALM) {
+        return Ok(Next::After(LATEST));
+    }
     let mut notes = Map::new();
     if annotation(&claim.metadata, OBSERVED_AT).is_none() {
         notes.insert(OBSERVED_AT.to_owned(), json!(seen.observed.to_string()));

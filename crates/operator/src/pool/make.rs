@@ -1,10 +1,10 @@
 //! Making the sandboxes of a pool: a few first, twice as many when that went well.
 
-use super::{blueprint, owner};
+use super::{Recipe, blueprint, owner};
 use crate::crd::names::{
     self, CREATED_BY, LAUNCH_TYPE, TEMPLATE_HASH, TEMPLATE_REF, TEMPLATE_REF_HASH, WARM_POOL,
 };
-use crate::crd::{Sandbox, SandboxTemplate, SandboxWarmPool};
+use crate::crd::{Sandbox, SandboxWarmPool};
 use crate::error::{Context, Result};
 use crate::events::Note;
 use crate::held::pooled_in;
@@ -21,10 +21,10 @@ const AT_ONCE: usize = 16;
 pub(super) async fn sandboxes(
     world: &World,
     pool: &SandboxWarmPool,
-    template: &SandboxTemplate,
+    recipe: &Recipe,
     count: usize,
 ) -> Result<()> {
-    let sandbox = desired(pool, template);
+    let sandbox = desired(pool, recipe);
     let (mut left, mut step) = (count, 1);
     while left > 0 {
         let now = step.min(left).min(AT_ONCE);
@@ -78,17 +78,17 @@ async fn take_stock(world: &World, pool: &SandboxWarmPool) -> Result<()> {
     Ok(())
 }
 
-fn desired(pool: &SandboxWarmPool, template: &SandboxTemplate) -> Sandbox {
+fn desired(pool: &SandboxWarmPool, recipe: &Recipe) -> Sandbox {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     let template_name = &pool.spec.sandbox_template_ref.name;
     let labels = [
         (WARM_POOL, names::hash(name)),
-        (TEMPLATE_REF_HASH, names::hash(template_name)),
-        (TEMPLATE_HASH, blueprint::hash(template)),
+        (TEMPLATE_REF_HASH, recipe.name_hash.clone()),
+        (TEMPLATE_HASH, recipe.hash.clone()),
         (LAUNCH_TYPE, "warm".to_owned()),
         (CREATED_BY, "controller".to_owned()),
     ];
-    let mut sandbox = Sandbox::new("", blueprint::spec(template));
+    let mut sandbox = Sandbox::new("", blueprint::spec(&recipe.template));
     sandbox.metadata = ObjectMeta {
         generate_name: Some(format!("{name}-")),
         namespace: pool.metadata.namespace.clone(),
