@@ -1,4 +1,5 @@
-//! Builds the two programs k8e is made of: the static guest, and the `k8e` binary that carries it.
+//! Builds the two programs k8e is made of: the static guest, and the `k8e` binary that carries it; and
+//! the runtime for images, which is static too and part of neither.
 //!
 //! This is a task and not a build script because a build script that calls cargo waits for the
 //! lock its own cargo holds, and hides a second build from whoever reads the first one's output.
@@ -29,7 +30,7 @@ pub(crate) struct Binaries {
 /// Builds both and says where `k8e` is.
 pub(crate) fn build(flavor: Flavor) -> Result<Binaries, String> {
     let target_dir = target_dir()?;
-    let guest = build_guest(&target_dir)?;
+    let guest = build_static(&target_dir, "k8e-guest")?;
     let profile = flavor.profile();
     let mut command = process::cargo();
     command
@@ -39,6 +40,11 @@ pub(crate) fn build(flavor: Flavor) -> Result<Binaries, String> {
     let k8e = target_dir.join(profile).join("k8e");
     eprintln!("built {}", k8e.display());
     Ok(Binaries { k8e, guest })
+}
+
+/// Builds the runtime that goes into images of Kubernetes sandboxes, and says where it is.
+pub(crate) fn build_runtime() -> Result<PathBuf, String> {
+    build_static(&target_dir()?, "k8e-runtime")
 }
 
 /// Builds, then becomes `k8e` with these arguments, in the directory the person is in.
@@ -72,9 +78,9 @@ pub(crate) fn metadata() -> Result<serde_json::Value, String> {
     serde_json::from_str(&json).map_err(|e| format!("cargo metadata: {e}"))
 }
 
-/// The guest is static: it runs where nothing but the kernel can be relied on. It has a target
+/// What runs inside is static: nothing but the kernel can be relied on there. It has a target
 /// directory of its own, and only this command the flag, so that no other build is disturbed.
-fn build_guest(target_dir: &Path) -> Result<PathBuf, String> {
+fn build_static(target_dir: &Path, package: &str) -> Result<PathBuf, String> {
     let triple = guest_triple()?;
     let own_dir = target_dir.join("guest");
     let mut command = process::cargo();
@@ -82,7 +88,7 @@ fn build_guest(target_dir: &Path) -> Result<PathBuf, String> {
         .args([
             "build",
             "--package",
-            "k8e-guest",
+            package,
             "--profile",
             "guest",
             "--target",
@@ -94,7 +100,7 @@ fn build_guest(target_dir: &Path) -> Result<PathBuf, String> {
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
     process::run(&mut command)?;
-    Ok(own_dir.join(triple).join("guest").join("k8e-guest"))
+    Ok(own_dir.join(triple).join("guest").join(package))
 }
 
 fn guest_triple() -> Result<String, String> {

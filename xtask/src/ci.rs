@@ -44,7 +44,8 @@ pub(crate) fn run() -> Outcome {
     report.step("clippy", clippy)?;
     report.step("doc", doc)?;
     let binaries = report.step("build", || binaries::build(Flavor::Ci))?;
-    report.step("test", || test(&binaries, with_root_tests))?;
+    let runtime = report.step("runtime", binaries::build_runtime)?;
+    report.step("test", || test(&binaries, &runtime, with_root_tests))?;
 
     report.print_summary();
     Ok(())
@@ -90,7 +91,7 @@ fn doc() -> Outcome {
     process::run(command.env("RUSTDOCFLAGS", "--deny warnings"))
 }
 
-fn test(binaries: &Binaries, with_root_tests: bool) -> Outcome {
+fn test(binaries: &Binaries, runtime: &Path, with_root_tests: bool) -> Outcome {
     // Our own tests use the profile we were built with: the other would build protox again.
     process::run(process::cargo().args(["test", "--quiet", "--package", "xtask"]))?;
     let mut command = process::cargo();
@@ -109,7 +110,7 @@ fn test(binaries: &Binaries, with_root_tests: bool) -> Outcome {
             command.args(["--exclude", package]);
         }
     }
-    with_binaries(&mut command, binaries)
+    with_binaries(command.env("K8E_RUNTIME_BIN", runtime), binaries)
 }
 
 /// Builds, then runs the tests that a person asks for.

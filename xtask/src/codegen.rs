@@ -19,6 +19,8 @@ struct Target {
     crate_dir: &'static str,
     file: &'static str,
     services: bool,
+    /// Whether clients can connect by themselves, for which tonic's transport is needed.
+    transport: bool,
 }
 
 const TARGETS: &[Target] = &[
@@ -27,6 +29,7 @@ const TARGETS: &[Target] = &[
         crate_dir: "crates/wire/src/gen",
         file: "k8e.guest.v1.rs",
         services: false,
+        transport: false,
     },
     Target {
         protos: &[
@@ -39,12 +42,21 @@ const TARGETS: &[Target] = &[
         crate_dir: "crates/api/src/gen",
         file: "k8e.v1.rs",
         services: true,
+        transport: true,
     },
     Target {
         protos: &["sandbox/v1/sandbox.proto"],
         crate_dir: "crates/api/src/gen",
         file: "sandbox.v1.rs",
         services: true,
+        transport: true,
+    },
+    Target {
+        protos: &["process/v1/process.proto"],
+        crate_dir: "crates/runtime/src/gen",
+        file: "process.v1.rs",
+        services: true,
+        transport: false,
     },
 ];
 
@@ -69,6 +81,7 @@ pub(crate) fn run(mode: Mode) -> Outcome {
         tonic_prost_build::configure()
             .build_client(target.services)
             .build_server(target.services)
+            .build_transport(target.transport)
             .out_dir(out.path())
             .compile_fds_with_config(descriptors, config)
             .map_err(|e| format!("{}: {e}", target.protos.join(", ")))?;

@@ -24,6 +24,7 @@ type Outcome = Result<(), String>;
 const USAGE: &str = "usage: cargo xtask <task>
 
   build [--release]    build the static guest and the k8e binary that carries it
+  runtime              build the static runtime for images of Kubernetes sandboxes, print its path
   run <args…>          build, then run `k8e <args…>`
   test [args…]         build, then `cargo test` with these arguments (e.g. `-p k8e-e2e escape`)
   fuzz [target] [--seconds N] [--seed N]
@@ -32,7 +33,7 @@ const USAGE: &str = "usage: cargo xtask <task>
   setup                install what the tests need: system packages, tsx, cargo-deny
   ci                   everything that must be green before a commit lands
   tidy                 the house rules that rustc and clippy cannot check
-  codegen [--check]    generate crates/{api,wire}/src/gen from proto/
+  codegen [--check]    generate crates/{api,runtime,wire}/src/gen from proto/
 ";
 
 fn main() -> ExitCode {
@@ -60,6 +61,10 @@ fn dispatch(args: &[OsString]) -> Outcome {
     match words.as_slice() {
         ["build"] => binaries::build(Flavor::Ci).map(drop),
         ["build", "--release"] => binaries::build(Flavor::Dist).map(drop),
+        ["runtime"] => {
+            println!("{}", binaries::build_runtime()?.display());
+            Ok(())
+        }
         ["run", ..] => binaries::run(&args[1..], &called_from),
         ["test", ..] => ci::test_some(&args[1..]),
         ["fuzz", ..] => ci::fuzz(&args[1..]),

@@ -198,6 +198,7 @@ impl Sessions {
         let request = proto::Stat {
             root: workspace(),
             path: raw(path),
+            follow: false,
         };
         let mut call = self
             .call(who, id, request::Call::Stat(request), shown("stat", path))

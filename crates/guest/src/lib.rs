@@ -50,11 +50,14 @@ mod users;
 
 pub use sys::{inherited_listener, self_test};
 
+use k8e_wire::proto::request::Call;
+use k8e_wire::{HostEnd, WireError};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
 /// Calls at once. The engine allows far fewer commands a session; the rest is room for file calls.
@@ -73,6 +76,11 @@ pub struct Config {
     /// Limit of open files (soft, hard) that commands get, where the guest raised its own.
     nofile: Option<(u64, u64)>,
 }
+
+/// The agent as a part of a program that is its own host: calls without a socket in between that
+/// anybody else could reach. Its program has one thread, as [here](crate#one-thread).
+#[derive(Clone)]
+pub struct Agent(Arc<Guest>);
 
 /// What all calls share.
 pub(crate) struct Guest {
@@ -113,20 +121,7 @@ impl Default for Config {
 
 /// Serves calls until the end of time, or until the future is dropped.
 pub async fn serve(listener: UnixListener, config: Config) {
-    let guest = Arc::new(Guest {
-        config,
-        supervisors: reaper::Supervisors::default(),
-        signals: sys::changed_signals().into(),
-        dev_null: std::fs::File::open("/dev/null")
-            .ok()
-            .and_then(|file| exec::above(file.into()).ok()),
-        drains: AtomicUsize::new(0),
-        runs: runs::Runs::default(),
-        terminals: pty::Terminals::default(),
-    });
-    if config.init {
-        tokio::spawn(reaper::reap_everything(Arc::clone(&guest)));
-    }
+    let agent = Agent::new(config);
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -137,10 +132,44 @@ pub async fn serve(listener: UnixListener, config: Config) {
         let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
             continue;
         };
-        let guest = Arc::clone(&guest);
+        let guest = Arc::clone(&agent.0);
         tokio::spawn(async move {
             call::answer(&guest, stream).await;
             drop(permit);
         });
+    }
+}
+
+// === impl Agent ===
+
+impl Agent {
+    /// Starts to reap, as init. Signals that this process handles are handled by now: commands get
+    /// those reset.
+    pub fn new(config: Config) -> Self {
+        let guest = Arc::new(Guest {
+            config,
+            supervisors: reaper::Supervisors::default(),
+            signals: sys::changed_signals().into(),
+            dev_null: std::fs::File::open("/dev/null")
+                .ok()
+                .and_then(|file| exec::above(file.into()).ok()),
+            drains: AtomicUsize::new(0),
+            runs: runs::Runs::default(),
+            terminals: pty::Terminals::default(),
+        });
+        if config.init {
+            tokio::spawn(reaper::reap_everything(Arc::clone(&guest)));
+        }
+        Self(guest)
+    }
+
+    /// Starts a call, as over a connection: its final reply ends it, dropping the host's end cancels it.
+    pub async fn call(&self, call: Call) -> Result<HostEnd, WireError> {
+        let (ours, theirs) = StdStream::pair().map_err(WireError::Io)?;
+        theirs.set_nonblocking(true).map_err(WireError::Io)?;
+        let theirs = UnixStream::from_std(theirs).map_err(WireError::Io)?;
+        let guest = Arc::clone(&self.0);
+        tokio::spawn(async move { call::answer(&guest, theirs).await });
+        HostEnd::call(ours, call).await
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! # Guarantees
 //! - A reader that reads gets every byte: the terminal is read no faster than the slowest of them.
-//!   One that does not read is cut off after a while, and told so.
+//!   One that does not read is cut off after a while, and told so, unless the terminal was made for it.
 //! - With no reader the command never waits.
 //! - Ending a terminal ends all that it started, also what left its session, while the command runs.
 //!   When the command has ended by itself, what it left in the background lives on.
@@ -85,7 +85,14 @@ pub(crate) async fn create(guest: &Arc<Guest>, request: CreateTerminal) -> Resul
     }
     let pid = running.pid();
     crate::procfs::prefer_to_oom_kill(pid);
-    let terminal = Terminal::new(request.id.clone(), pid, supervisor, size, ours);
+    let terminal = Terminal::new(
+        request.id.clone(),
+        pid,
+        supervisor,
+        size,
+        ours,
+        request.awaits_reader,
+    );
     place.take(Arc::clone(&terminal));
     tokio::spawn(attend::attend(terminal, reports, running, begin_ns));
     Ok(Reply::Started(Started { pid }))
@@ -172,6 +179,7 @@ pub(crate) async fn signal(guest: &Guest, request: SignalTerminal) -> Result<Rep
 pub(crate) async fn end(guest: &Arc<Guest>, request: EndTerminal) -> Result<Reply, Error> {
     let terminal = guest.terminals.get(&request.id)?;
     let grace = std::time::Duration::from_millis(request.grace_ms);
+    terminal.await_nobody();
     let ending = end::end(Arc::clone(guest), Arc::clone(&terminal), grace);
     // Who stops waiting does not stop that.
     tokio::spawn(ending).await.ok();

@@ -1,4 +1,5 @@
-//! Other people's gRPC stacks, for the contract test: what K8E's clients are made of.
+//! Other people's clients, for the contract tests: the gRPC stacks that K8E's are made of, and that of
+//! agent-sandbox.
 //!
 //! They live below `target/tools`, with pinned versions. What is there with other versions, or was
 //! not finished, is made anew.
@@ -11,13 +12,28 @@ const PYTHON: &[&str] = &["grpcio==1.85.1", "grpcio-tools==1.85.1", "protobuf==7
 
 const NODE: &[&str] = &["@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1"];
 
+/// The client that Kubernetes users have, and what it speaks HTTP, gRPC and Kubernetes with.
+const AGENT_SANDBOX: &[&str] = &[
+    "k8s-agent-sandbox[async,grpc]==1.0.8",
+    "grpcio==1.85.1",
+    "protobuf==7.36.2",
+    "requests==2.34.2",
+    "urllib3==2.8.0",
+    "httpx==0.28.1",
+    "kubernetes==37.0.2",
+    "kubernetes_asyncio==33.3.0",
+];
+
 /// Written last: what is there, whole.
 const DONE: &str = "installed";
 
-/// Makes sure that both are in `tools`.
+/// Makes sure that all are in `tools`.
 pub(super) fn install(tools: &Path) -> Outcome {
     let dir = tools.join("contract");
-    installed(&dir.join("python"), PYTHON, python)?;
+    installed(&dir.join("python"), PYTHON, |dir| python(dir, PYTHON))?;
+    installed(&dir.join("agent-sandbox"), AGENT_SANDBOX, |dir| {
+        python(dir, AGENT_SANDBOX)
+    })?;
     installed(&dir.join("node"), NODE, node)
 }
 
@@ -35,13 +51,13 @@ fn installed(dir: &Path, packages: &[&str], install: impl FnOnce(&Path) -> Outco
     std::fs::write(&done, want).map_err(|e| format!("{}: {e}", done.display()))
 }
 
-fn python(dir: &Path) -> Outcome {
+fn python(dir: &Path, packages: &[&str]) -> Outcome {
     let python = process::system_program("python3").ok_or("python3 is missing")?;
     process::run(Command::new(python).args(["-m", "venv"]).arg(dir))?;
     let mut command = Command::new(dir.join("bin/python"));
     // Wheels only: building these takes many minutes.
     command.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"]);
-    process::run(command.args(PYTHON))
+    process::run(command.args(packages))
 }
 
 fn node(dir: &Path) -> Outcome {

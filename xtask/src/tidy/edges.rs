@@ -33,6 +33,7 @@ const OURS: &[(&str, &[&str])] = &[
     ("k8e-driver", &["k8e-egress", "k8e-wire", "k8e-model"]),
     ("k8e-egress", &["k8e-model"]),
     ("k8e-store", &["k8e-model"]),
+    ("k8e-runtime", &["k8e-guest", "k8e-wire"]),
     ("k8e-guest", &["k8e-wire"]),
     ("k8e-wire", &[]),
     ("k8e-model", &[]),
@@ -50,7 +51,7 @@ const OUTSIDE: &[&str] = &[
 /// Other people's crates that only some of ours may name. A name covers its family: `tonic` is
 /// also `tonic-health`.
 const THEIRS: &[(&str, &[&str])] = &[
-    ("tonic", &["k8e-api", "k8e-gateway"]),
+    ("tonic", &["k8e-api", "k8e-gateway", "k8e-runtime"]),
     ("sqlx", &["k8e-store"]),
 ];
 

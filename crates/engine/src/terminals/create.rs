@@ -203,6 +203,7 @@ impl Shared {
             exec: Some(exec(&live.record, &secrets, &request.command)),
             rows: request.rows.into(),
             cols: request.cols.into(),
+            awaits_reader: false,
         });
         let mut call = Call::start(used, create, "make a terminal".to_owned()).await?;
         match call.any_reply().await? {

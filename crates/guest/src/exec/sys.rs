@@ -87,6 +87,8 @@ struct Job {
     report: RawFd,
     signals: Arc<[c_int]>,
     nofile: Option<libc::rlimit64>,
+    /// Whether the command runs as somebody else than we do.
+    other_user: bool,
     pid: Arc<AtomicI32>,
     /// Why the command did not start. Written by the command, read by the supervisor once that is over.
     failed: UnsafeCell<Option<(Stage, c_int)>>,
@@ -140,6 +142,7 @@ impl Job {
             nofile: plan
                 .nofile
                 .map(|(rlim_cur, rlim_max)| libc::rlimit64 { rlim_cur, rlim_max }),
+            other_user: ![0, rustix::process::geteuid().as_raw()].contains(&command.user.uid),
             pid: Arc::clone(plan.pid),
             failed: UnsafeCell::new(None),
             starting: AtomicBool::new(false),
@@ -336,7 +339,7 @@ fn become_command(job: &Job) -> (Stage, c_int) {
             );
         }
         let user = &command.user;
-        if user.uid != 0 {
+        if job.other_user {
             let (uid, gid) = (user.uid as usize, user.gid as usize);
             let groups = [user.groups.len(), user.groups.as_ptr() as usize, 0, 0];
             let ids = call(libc::SYS_setgroups, groups)

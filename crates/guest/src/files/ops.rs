@@ -10,9 +10,13 @@ use rustix::io::Errno;
 /// Permission bits of a new directory.
 const DIR_MODE: u32 = 0o755;
 
-/// What is at a path; a symbolic link is told, not followed.
+/// What is at a path; a symbolic link is told, and followed only when asked for.
 pub(crate) fn stat(request: &Stat) -> Result<FileInfo, Error> {
-    let place = Place::find(&request.root, &request.path, Options::default())?;
+    let options = Options {
+        follow: request.follow,
+        make_parents: false,
+    };
+    let place = Place::find(&request.root, &request.path, options)?;
     let stat = place.existing()?;
     let target = place
         .name

@@ -59,6 +59,8 @@ struct State {
     end: u64,
     readers: BTreeMap<u64, Progress>,
     next_reader: u64,
+    /// Whether there is one reader, whom everything waits for.
+    awaits_reader: bool,
     over: Option<(Exited, u64)>,
 }
 
@@ -84,6 +86,7 @@ impl Terminal {
         supervisor: i32,
         size: Winsize,
         ours: Ours,
+        awaits_reader: bool,
     ) -> Arc<Self> {
         let state = State {
             master: Some(Arc::new(ours.master)),
@@ -92,6 +95,7 @@ impl Terminal {
             end: 0,
             readers: BTreeMap::new(),
             next_reader: 0,
+            awaits_reader,
             over: None,
         };
         Arc::new(Self {
@@ -152,6 +156,12 @@ impl Terminal {
         state.end += data.len() as u64;
         drop(state);
         self.changed.send_replace(());
+    }
+
+    /// Nobody is waited for any more.
+    pub(super) fn await_nobody(&self) {
+        self.state().awaits_reader = false;
+        self.taken.notify_one();
     }
 
     /// Nothing more comes.
@@ -286,11 +296,18 @@ impl State {
         loop {
             let Some((key, slowest)) = self.readers.iter().min_by_key(|(_, reader)| reader.at)
             else {
-                return Ok(RING_BYTES);
+                return if self.awaits_reader && self.next_reader == 0 {
+                    Err(now + STALL_MAX)
+                } else {
+                    Ok(RING_BYTES)
+                };
             };
             let unread = usize::try_from(self.end - slowest.at).unwrap_or(usize::MAX);
             if unread < RING_BYTES {
                 return Ok(RING_BYTES - unread);
+            }
+            if self.awaits_reader {
+                return Err(now + STALL_MAX);
             }
             let stalled_at = slowest.since + STALL_MAX;
             if now < stalled_at {
@@ -330,6 +347,8 @@ impl<'a> Reader<'a> {
             since: Instant::now(),
         };
         state.readers.insert(key, progress);
+        drop(state);
+        terminal.taken.notify_one();
         Ok(Self { terminal, key })
     }
 
@@ -385,8 +404,23 @@ mod tests {
                 })
                 .collect(),
             next_reader: 0,
+            awaits_reader: false,
             over: None,
         }
+    }
+
+    #[test]
+    fn a_reader_that_is_awaited_is_waited_for() {
+        let (now, full) = (Instant::now(), RING_BYTES as u64);
+        let mut none_yet = state(0, &[]);
+        none_yet.awaits_reader = true;
+        assert!(none_yet.room(now).is_err());
+        none_yet.next_reader = 1;
+        assert_eq!(none_yet.room(now), Ok(RING_BYTES));
+        let mut slow = state(full, &[(0, now)]);
+        slow.awaits_reader = true;
+        assert!(slow.room(now + 2 * STALL_MAX).is_err());
+        assert_eq!(slow.readers.len(), 1);
     }
 
     #[test]

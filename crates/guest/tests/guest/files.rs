@@ -18,6 +18,7 @@ impl Guest {
             .one(Call::Stat(Stat {
                 root: self.root_bytes(),
                 path: bytes(path),
+                follow: false,
             }))
             .await?
         {

@@ -30,6 +30,7 @@ async fn create<'a>(guest: &'a Guest, id: &str, exec: Exec) -> Result<Terminal<'
         exec: Some(exec),
         rows: 33,
         cols: 101,
+        awaits_reader: false,
     };
     match guest.one(Call::CreateTerminal(request)).await? {
         Reply::Started(started) => Ok(Terminal {
@@ -426,6 +427,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
             exec: Some(argv(&["true"])),
             rows: 70_000,
             cols: 1,
+            awaits_reader: false,
         };
         let refused = guest.one(Call::CreateTerminal(request)).await;
         assert_eq!(refused.unwrap_err().code(), ErrorCode::Invalid);

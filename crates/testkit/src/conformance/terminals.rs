@@ -28,6 +28,7 @@ impl<'a> Terminal<'a> {
             exec: Some(argv(args)),
             rows: 30,
             cols: 90,
+            awaits_reader: false,
         };
         let mut end = host.call(Call::CreateTerminal(create)).await;
         let first = end.replies.next().await.expect("a reply");

@@ -291,6 +291,10 @@ pub struct CreateTerminal {
     pub rows: u32,
     #[prost(uint32, tag = "4")]
     pub cols: u32,
+    /// It has one reader, who attaches next: nothing that is said is read before that, and who reads
+    /// slowly is waited for, as with a pipe.
+    #[prost(bool, tag = "5")]
+    pub awaits_reader: bool,
 }
 /// Started, the end of what it said so far, what it says, and Exited. A reader that does not read
 /// is cut off.
@@ -421,6 +425,9 @@ pub struct Stat {
     pub root: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "2")]
     pub path: ::prost::bytes::Bytes,
+    /// What a symbolic link leads to, instead of the link.
+    #[prost(bool, tag = "3")]
+    pub follow: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MakeDir {

@@ -1,0 +1,56 @@
+//! Times as Go writes them: `10s`, `1m30s`, `1.5h`, `300ms`.
+
+use std::time::Duration;
+
+/// Longest time of a flag: a day is for ever, for a timeout.
+const TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Reads a time; none when it is not one, or too long.
+pub(super) fn parse(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, tail) = rest.split_at(digits);
+        let end = tail
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(end);
+        let seconds = number.parse::<f64>().ok()? * seconds_of(unit)?;
+        total = total.checked_add(Duration::try_from_secs_f64(seconds).ok()?)?;
+        rest = tail;
+    }
+    (!text.is_empty() && total <= TIME_MAX).then_some(total)
+}
+
+fn seconds_of(unit: &str) -> Option<f64> {
+    Some(match unit {
+        "h" => 3600.0,
+        "m" => 60.0,
+        "s" => 1.0,
+        "ms" => 1e-3,
+        "us" | "µs" => 1e-6,
+        "ns" => 1e-9,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_go() {
+        let millis = |text| parse(text).map(|time| time.as_millis());
+        assert_eq!(millis("10s"), Some(10_000));
+        assert_eq!(millis("1h2m3.5s"), Some(3_723_500));
+        assert_eq!(millis("300ms"), Some(300));
+        assert_eq!(millis("0"), Some(0));
+        for bad in ["", "10", "s", "-1s", "1d", "1..s", "100h", "1s2"] {
+            assert_eq!(millis(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! What is refused, from whom it is hidden, and who is cut off.
+
+use crate::process::{sh, test};
+use crate::support::{Runtime, ask, connect, eventually, read_answer};
+use serde_json::json;
+use std::io::{Read as _, Write as _};
+use tonic::Code;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+
+const TOKEN: &str = "a-token-that-nobody-guesses";
+
+#[test]
+fn the_token_opens_the_doors_and_no_command_has_it() {
+    let env = [("SANDBOXD_AUTH_TOKEN", TOKEN)];
+    test(&[], &env, async |runtime, mut client| {
+        let bearer = format!("Bearer {TOKEN}");
+        for (door, path, probe) in [
+            (runtime.legacy, "/list/", "/"),
+            (runtime.rest, "/v1/files/", "/v1/health"),
+        ] {
+            let with =
+                |value: &str| ask(door, "GET", path, &[("authorization", value)], b"").status;
+            assert_eq!(with(&bearer), 200);
+            assert_eq!(with("Bearer wrong"), 401);
+            assert_eq!(with(TOKEN), 401);
+            assert_eq!(ask(door, "GET", path, &[], b"").status, 401);
+            assert_eq!(ask(door, "GET", probe, &[], b"").status, 200);
+        }
+        let refused = client.execute(sh("true")).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated);
+
+        let headers = [
+            ("authorization", bearer.as_str()),
+            ("content-type", "application/json"),
+        ];
+        let body = br#"{"command": "env"}"#;
+        let own = ask(runtime.legacy, "POST", "/execute", &headers, body);
+        assert!(own.text().contains("PATH") && !own.text().contains(TOKEN));
+    });
+}
+
+#[test]
+fn a_command_of_the_same_user_cannot_look_for_the_token() {
+    let env = [("SANDBOXD_AUTH_TOKEN", TOKEN), ("SANDBOX_COLOUR", "blue")];
+    // Not root: of a whole machine that may read what it likes.
+    let runtime = Runtime::as_nobody(&env);
+    let pid = runtime.pid().as_raw_nonzero();
+    let command = format!("sh -c 'cat /proc/{pid}/environ; cat /proc/self/environ'");
+    let body = json!({"command": command}).to_string();
+    let bearer = format!("Bearer {TOKEN}");
+    let headers = [
+        ("authorization", bearer.as_str()),
+        ("content-type", "application/json"),
+    ];
+    let said = ask(
+        runtime.legacy,
+        "POST",
+        "/execute",
+        &headers,
+        body.as_bytes(),
+    )
+    .json();
+    let stdout = said["stdout"].as_str().unwrap();
+    assert!(
+        stdout.contains("SANDBOX_COLOUR=blue") && !stdout.contains(TOKEN),
+        "{said}"
+    );
+    assert!(
+        said["stderr"].as_str().unwrap().contains("denied"),
+        "{said}"
+    );
+}
+
+#[test]
+fn too_much_is_refused_and_leaves_nothing() {
+    let runtime = Runtime::with(&["-max-upload-bytes=100000"], &[]);
+    let answer = runtime.rest("PUT", "/v1/files/x", &vec![0; 100_001]);
+    assert_eq!(
+        (answer.status, &answer.json()["code"]),
+        (413, &json!("INVALID_ARGUMENT"))
+    );
+    assert_eq!(std::fs::read_dir(runtime.root()).unwrap().count(), 0);
+    assert_eq!(
+        runtime.rest("PUT", "/v1/files/x", &vec![0; 100_000]).status,
+        204
+    );
+    let huge = format!("{{\"command\": \"true {}\"}}", "x".repeat(5_000_000));
+    assert_eq!(
+        runtime.legacy("POST", "/execute", huge.as_bytes()).status,
+        413
+    );
+    let long = format!("/v1/files/{}", "x".repeat(40_000));
+    assert_eq!(runtime.rest("GET", &long, b"").status, 431);
+    let many: Vec<(String, String)> = (0..100)
+        .map(|n| (format!("h{n}"), "x".to_owned()))
+        .collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+    assert_eq!(
+        ask(runtime.rest, "GET", "/v1/health", &many, b"").status,
+        431
+    );
+}
+
+#[test]
+fn who_is_silent_is_cut_off() {
+    let runtime = Runtime::with(&["-http-idle-timeout=500ms"], &[]);
+    let mut rest = Vec::new();
+    // Nothing, half a head, and a connection that has nothing more to ask.
+    for said in ["", "GET / HT", "GET /v1/health HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let mut stream = connect(runtime.rest);
+        stream.write_all(said.as_bytes()).unwrap();
+        let _ = stream.read_to_end(&mut rest);
+    }
+    let mut stream = connect(runtime.rest);
+    let head = b"PUT /v1/files/x HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nhalf";
+    stream.write_all(head).unwrap();
+    assert_eq!(read_answer(&mut stream).status, 408);
+    assert_eq!(std::fs::read_dir(runtime.root()).unwrap().count(), 0);
+}
+
+#[test]
+fn so_many_commands_and_no_more() {
+    test(&["-max-processes=2"], &[], async |runtime, mut client| {
+        let mut first = client
+            .start(sh("echo ready; sleep 1000"), None)
+            .await
+            .unwrap();
+        let _second = client.start(sh("sleep 1000"), None).await.unwrap();
+        first.says("ready").await;
+        let refused = client.execute(sh("true")).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        let answer = runtime.legacy("POST", "/execute", br#"{"command": "true"}"#);
+        assert_eq!(answer.status, 503, "{answer:?}");
+        drop(first);
+        eventually("there is room", || {
+            runtime
+                .legacy("POST", "/execute", br#"{"command": "true"}"#)
+                .status
+                == 200
+        })
+        .await;
+    });
+}
+
+#[test]
+fn many_connections_wait_their_turn() {
+    let runtime = Runtime::with(&["-http-idle-timeout=1s"], &[]);
+    let silent: Vec<_> = (0..300).map(|_| connect(runtime.rest)).collect();
+    // Served once those who say nothing are gone.
+    assert_eq!(runtime.rest("GET", "/v1/health", b"").status, 200);
+    drop(silent);
+}
+
+#[test]
+fn reflection_describes_the_service() {
+    let tokio = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let runtime = Runtime::start();
+    tokio.block_on(async {
+        let channel = tonic::transport::Channel::from_shared(format!("http://{}", runtime.grpc));
+        let channel = channel.unwrap().connect().await.unwrap();
+        let ask = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::FileContainingSymbol(
+                "process.v1.ProcessService".to_owned(),
+            )),
+        };
+        let mut client = ServerReflectionClient::new(channel);
+        let asked = futures::stream::iter([ask]);
+        let mut told = client
+            .server_reflection_info(asked)
+            .await
+            .unwrap()
+            .into_inner();
+        let told = format!(
+            "{:?}",
+            told.message().await.unwrap().unwrap().message_response
+        );
+        assert!(told.contains("FileDescriptorResponse"), "{told}");
+    });
+}

@@ -1,0 +1,28 @@
+//! agent-sandbox's own Python client, unmodified: its layers for commands and files, pointed at a runtime
+//! without Kubernetes in between.
+
+use crate::support::Runtime;
+use std::path::PathBuf;
+use std::process::Command;
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/runtime/sdk.py");
+
+#[test]
+fn the_official_client_works() {
+    let tools = std::env::var_os("K8E_TOOLS_DIR").map(PathBuf::from);
+    let python = tools
+        .map(|tools| tools.join("contract/agent-sandbox/bin/python"))
+        .filter(|python| python.exists())
+        .expect("`cargo xtask setup` installs the client, `cargo xtask test` sets K8E_TOOLS_DIR");
+    let runtime = Runtime::with(&[], &[("SANDBOX_COLOUR", "blue")]);
+    let done = Command::new(python)
+        .arg(SCRIPT)
+        .args([runtime.legacy, runtime.rest, runtime.grpc].map(|door| door.port().to_string()))
+        // It is about this machine only.
+        .env("no_proxy", "*")
+        .env_remove("KUBECONFIG")
+        .output()
+        .unwrap();
+    let said = [done.stdout, done.stderr].concat();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&said));
+}
