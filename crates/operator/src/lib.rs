@@ -14,6 +14,7 @@ mod operator;
 pub mod options;
 mod pool;
 mod queue;
+pub mod router;
 mod sandbox;
 mod serve;
 mod template;

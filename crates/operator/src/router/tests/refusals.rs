@@ -1,0 +1,194 @@
+//! What is not passed on, and what its caller is told.
+
+use super::*;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+async fn refused(router: &Router, headers: &[(&str, &str)]) -> (u16, String) {
+    let mut request = Request::get("/");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let heard = router.ask(request.body(no_body()).unwrap()).await;
+    assert_eq!(heard.headers["content-type"], "application/json");
+    (heard.status.as_u16(), heard.detail())
+}
+
+#[tokio::test]
+async fn what_is_invalid_is_said_in_the_words_that_clients_know() {
+    let router = Router::start(&[]).await;
+    let id = ("x-sandbox-id", "sb");
+    let rows: [(&[(&str, &str)], &str); 6] = [
+        (&[], "X-Sandbox-ID header is required."),
+        (
+            &[("x-sandbox-id", "Bad_Name")],
+            "Invalid sandbox ID format.",
+        ),
+        (
+            &[id, ("x-sandbox-namespace", "a.b")],
+            "Invalid namespace format.",
+        ),
+        (&[id, ("x-sandbox-port", "0")], "Invalid port format."),
+        (
+            &[id, ("x-sandbox-pod-ip", "169.254.169.254")],
+            "Invalid target IP address.",
+        ),
+        (
+            &[id, ("x-sandbox-pod-ip", "nonsense")],
+            "Invalid target IP address.",
+        ),
+    ];
+    for (headers, detail) in rows {
+        assert_eq!(refused(&router, headers).await, (400, detail.to_owned()));
+    }
+}
+
+#[tokio::test]
+async fn only_the_pods_of_the_sandbox_are_dialled() {
+    let (router, sandbox, other) = (
+        Router::start(&[]).await,
+        Sandbox::mirror().await,
+        Sandbox::mirror().await,
+    );
+    router.knows("sb", &sandbox);
+    let pooled = json!({"metadata": {"labels": {crate::crd::names::WARM_POOL: "0a0a0a0a"}}});
+    router
+        .index
+        .apply(Event::Apply(pod_with("warm", "127.0.0.1", pooled)));
+    router.index.apply(Event::Apply(pod("far", "127.0.0.9")));
+    let (port, team) = (
+        ("x-sandbox-port", &*other.port()),
+        ("x-sandbox-namespace", "team"),
+    );
+    let ask = async |rest: &[(&str, &str)]| {
+        let headers: Vec<_> = [port, team]
+            .into_iter()
+            .chain(rest.iter().copied())
+            .collect();
+        refused(&router, &headers).await
+    };
+    let (sb, far, warm) = (
+        ("x-sandbox-id", "sb"),
+        ("x-sandbox-id", "far"),
+        ("x-sandbox-id", "warm"),
+    );
+    let words = |name: &str, why: &str| {
+        (
+            502,
+            format!("Could not connect to the backend sandbox: {name} ({why})"),
+        )
+    };
+    let not_there = words("sb", "X-Sandbox-Pod-IP is not an address of its pod");
+    assert_eq!(
+        ask(&[sb, ("x-sandbox-pod-ip", "10.0.0.1")]).await,
+        not_there
+    );
+    assert_eq!(
+        ask(&[sb, ("x-sandbox-pod-ip", "127.0.0.9")]).await,
+        not_there,
+        "another sandbox's address"
+    );
+    assert_eq!(ask(&[far, ("x-sandbox-pod-ip", "127.0.0.1")]).await.0, 502);
+    let unknown = ask(&[
+        ("x-sandbox-id", "unknown"),
+        ("x-sandbox-pod-ip", "127.0.0.1"),
+    ])
+    .await;
+    assert_eq!(unknown, words("unknown", "no ready pod of it is known"));
+    let other_uid = words(
+        "sb",
+        "X-Sandbox-UID is not the UID of the sandbox that has this name now",
+    );
+    assert_eq!(ask(&[sb, ("x-sandbox-uid", "uid-old")]).await, other_uid);
+    assert_eq!(
+        ask(&[warm]).await,
+        words("warm", "no ready pod of it is known"),
+        "nobody has claimed it"
+    );
+    assert_eq!(ask(&[warm, ("x-sandbox-pod-ip", "127.0.0.1")]).await.0, 502);
+    assert_eq!(other.connections(), 0);
+    let request = other.request().header("x-sandbox-uid", "uid-warm");
+    let mut request = request.body(no_body()).unwrap();
+    request
+        .headers_mut()
+        .insert("x-sandbox-id", "warm".parse().unwrap());
+    assert_eq!(
+        router.ask(request).await.status,
+        200,
+        "who knows its UID has seen it"
+    );
+}
+
+#[tokio::test]
+async fn it_is_no_relay() {
+    let (router, sandbox) = (Router::start(&[]).await, Sandbox::mirror().await);
+    router.knows("sb", &sandbox);
+    let mut stream = router.connect().await;
+    let address = sandbox.address;
+    stream
+        .write_all(format!("CONNECT {address} HTTP/1.1\r\nhost: {address}\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 405");
+    // The address in the request line is nobody's business: the headers say where.
+    let request = Request::get(format!("http://{address}/x"))
+        .body(no_body())
+        .unwrap();
+    assert_eq!(router.ask(request).await.status, 400);
+    assert_eq!(sandbox.connections(), 0);
+}
+
+#[tokio::test]
+async fn nobody_answers_where_nobody_listens() {
+    let flags = [
+        "--upstream-retry-initial-delay=1ms",
+        "--upstream-max-retries=2",
+    ];
+    let router = Router::start(&flags).await;
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let nobody = Sandbox {
+        address: taken.local_addr().unwrap(),
+        connections: Arc::default(),
+    };
+    drop(taken);
+    router.knows("sb", &nobody);
+    let heard = router.ask(nobody.request().body(no_body()).unwrap()).await;
+    assert_eq!(heard.status, 502);
+    let why = format!(
+        "nothing accepts connections on port {} of its pod",
+        nobody.port()
+    );
+    assert_eq!(
+        heard.detail(),
+        format!("Could not connect to the backend sandbox: sb ({why})")
+    );
+}
+
+#[tokio::test]
+async fn a_sandbox_that_talks_nonsense_costs_only_its_caller() {
+    let router = Router::start(&[]).await;
+    let huge = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "x".repeat(1024 * 1024));
+    for said in [
+        "nonsense\r\n\r\n",
+        "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        &huge,
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let sandbox = Sandbox {
+            address: listener.local_addr().unwrap(),
+            connections: Arc::default(),
+        };
+        router.knows("sb", &sandbox);
+        let said = said.to_owned();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 4096]).await;
+                let _ = stream.write_all(said.as_bytes()).await;
+                let _ = stream.read(&mut [0; 1]).await;
+            }
+        });
+        let heard = router.ask(sandbox.request().body(no_body()).unwrap()).await;
+        assert_eq!(heard.status, 502, "{}", heard.detail());
+    }
+}
