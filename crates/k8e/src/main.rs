@@ -3,6 +3,7 @@
 mod check_config;
 mod log;
 mod operator;
+mod router;
 mod server;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -44,6 +45,9 @@ enum Role {
     /// Serve the agent-sandbox API on a Kubernetes cluster
     #[command(long_about = operator::LONG_ABOUT)]
     Operator(Box<k8e_operator::options::OperatorOptions>),
+    /// Pass requests on to sandboxes in Kubernetes
+    #[command(long_about = router::LONG_ABOUT)]
+    Router(Box<k8e_operator::router::Options>),
     #[command(flatten)]
     Client(k8e_cli::Command),
 }
@@ -55,7 +59,7 @@ fn main() -> ExitCode {
         return launcher_main();
     }
     let args = match args.get(1) {
-        Some(role) if role == "operator" => with_double_dashes(args.into_iter()),
+        Some(role) if role == "operator" || role == "router" => with_double_dashes(args.into_iter()),
         _ => args,
     };
     let K8e { globals, role } = match k8e_cli::parse(&args) {
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
         Role::Server(args) => server::run(&globals, *args),
         Role::CheckConfig(args) => check_config::run(&globals, &args, server::GUEST),
         Role::Operator(options) => operator::run(*options),
+        Role::Router(options) => router::run(*options),
         Role::Client(command) => k8e_cli::run(&globals, command, K8e::command()),
     }
 }
