@@ -4,6 +4,7 @@
 //! fields, bounds of conditions, and how lists are merged.
 
 mod lists;
+mod words;
 
 use super::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -36,6 +37,7 @@ fn definition(crd: CustomResourceDefinition, finish: fn(&mut Value)) -> Value {
     conditions(schema);
     finish(schema);
     lists::annotate(schema);
+    words::shorten(schema);
     crd
 }
 
