@@ -59,7 +59,9 @@ fn main() -> ExitCode {
         return launcher_main();
     }
     let args = match args.get(1) {
-        Some(role) if role == "operator" || role == "router" => with_double_dashes(args.into_iter()),
+        Some(role) if role == "operator" || role == "router" => {
+            with_double_dashes(args.into_iter())
+        }
         _ => args,
     };
     let K8e { globals, role } = match k8e_cli::parse(&args) {

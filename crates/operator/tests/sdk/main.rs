@@ -20,6 +20,9 @@ const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/k8e"
 const POOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/pools.yaml");
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/agent_sandbox.py");
 
+/// A helm that is built from source takes every cluster for a very old one.
+const KUBE_VERSION: &str = "1.36.0";
+
 /// How long pods may take to be ready on a machine that does other things too.
 const READY_MAX: &str = "--timeout=180s";
 
@@ -33,7 +36,10 @@ fn built(variable: &str, how: &str) -> PathBuf {
 /// The static runtime and a static shell. That they are static shows in what is not there: libraries.
 fn sandbox_image(dir: &Path) -> Image {
     let rootfs = dir.join("sandbox");
-    let runtime = built("K8E_RUNTIME_BIN", "set it to what `cargo xtask runtime` prints");
+    let runtime = built(
+        "K8E_RUNTIME_BIN",
+        "set it to what `cargo xtask runtime` prints",
+    );
     Image::copy_program(&rootfs, &runtime, "k8e-runtime").unwrap();
     Image::copy_programs(&rootfs, &["busybox"]).unwrap();
     symlink("busybox", rootfs.join("bin/sh")).unwrap();
@@ -68,11 +74,31 @@ fn expect(cluster: &Cluster, what: &str, output: &Output) -> String {
     }
     let mut about = String::new();
     let looks: &[&[&str]] = &[
-        &["get", "pods,sandboxes,sandboxclaims,swp", "-A", "-o", "wide"],
+        &[
+            "get",
+            "pods,sandboxes,sandboxclaims,swp",
+            "-A",
+            "-o",
+            "wide",
+        ],
         &["get", "events", "-A", "--sort-by=.lastTimestamp"],
         &["describe", "pods", "-A"],
-        &["logs", "-n", SYSTEM, "-l", "app=agent-sandbox-controller", "--tail=100"],
-        &["logs", "-n", SYSTEM, "-l", "app=sandbox-router", "--tail=100"],
+        &[
+            "logs",
+            "-n",
+            SYSTEM,
+            "-l",
+            "app=agent-sandbox-controller",
+            "--tail=100",
+        ],
+        &[
+            "logs",
+            "-n",
+            SYSTEM,
+            "-l",
+            "app=sandbox-router",
+            "--tail=100",
+        ],
     ];
     for look in looks {
         let seen = cluster.kubectl().args(*look).output().unwrap();
@@ -92,10 +118,20 @@ fn install(cluster: &Cluster, authz_mode: &str) {
     let (name, tag) = K8E_IMAGE;
     let helm = binaries_directory(&[Need::Helm]).unwrap().join("helm");
     let rendered = Command::new(helm)
-        .args(["template", "k8e", CHART, "--include-crds", "--namespace", SYSTEM])
+        .args([
+            "template",
+            "k8e",
+            CHART,
+            "--include-crds",
+            "--namespace",
+            SYSTEM,
+        ])
+        .args(["--kube-version", KUBE_VERSION])
         .args(["--set", &format!("image.repository={name},image.tag={tag}")])
         .args(["--set", "image.pullPolicy=Never,controller.extensions=true"])
         .args(["--set", &format!("router.authzMode={authz_mode}")])
+        .env("HOME", cluster.dir())
+        .env_remove("KUBECONFIG")
         .output()
         .unwrap();
     let manifest = expect(cluster, "helm template", &rendered);
@@ -103,7 +139,10 @@ fn install(cluster: &Cluster, authz_mode: &str) {
     std::fs::write(&path, manifest).unwrap();
     let path = path.to_str().unwrap();
     kubectl(cluster, &["apply", "--server-side", "-f", path]);
-    for deployment in ["deployment/agent-sandbox-controller", "deployment/sandbox-router"] {
+    for deployment in [
+        "deployment/agent-sandbox-controller",
+        "deployment/sandbox-router",
+    ] {
         let wait = ["rollout", "status", deployment, "-n", SYSTEM, READY_MAX];
         kubectl(cluster, &wait);
     }
@@ -111,17 +150,28 @@ fn install(cluster: &Cluster, authz_mode: &str) {
 
 fn pools(cluster: &Cluster) {
     kubectl(cluster, &["apply", "-f", POOLS]);
-    let pools = [("plain", "default", 2), ("keep", "default", 1), ("gvisor", "default", 1), ("plain", "team", 1)];
+    let pools = [
+        ("plain", "default", 2),
+        ("keep", "default", 1),
+        ("gvisor", "default", 1),
+        ("plain", "team", 1),
+    ];
     for (name, namespace, replicas) in pools {
         let ready = format!("--for=jsonpath={{.status.readyReplicas}}={replicas}");
         let pool = format!("swp/{name}");
-        kubectl(cluster, &["wait", &pool, "-n", namespace, &ready, READY_MAX]);
+        kubectl(
+            cluster,
+            &["wait", &pool, "-n", namespace, &ready, READY_MAX],
+        );
     }
 }
 
 /// Runs a part of the script as a user of the cluster would.
 fn client(cluster: &Cluster, part: &str) {
-    let tools = built("K8E_TOOLS_DIR", "run this with `cargo xtask test`, after `cargo xtask setup`");
+    let tools = built(
+        "K8E_TOOLS_DIR",
+        "run this with `cargo xtask test`, after `cargo xtask setup`",
+    );
     let path = std::env::join_paths([cluster.bin(), Path::new("/usr/bin"), Path::new("/bin")]);
     let output = Command::new(tools.join("contract/agent-sandbox/bin/python"))
         .args([SCRIPT, part])
@@ -157,7 +207,14 @@ fn the_official_client_works_on_a_real_node() {
     install(&cluster, "tokenreview");
     client(&cluster, "tokens");
 
-    let logs = ["logs", "-n", SYSTEM, "-l", "app.kubernetes.io/part-of=agent-sandbox", "--tail=-1"];
+    let logs = [
+        "logs",
+        "-n",
+        SYSTEM,
+        "-l",
+        "app.kubernetes.io/part-of=agent-sandbox",
+        "--tail=-1",
+    ];
     let logs = kubectl(&cluster, &logs);
     assert!(!logs.contains("forbidden"), "a right is missing:\n{logs}");
     assert!(!logs.contains("panicked"), "{logs}");
