@@ -19,6 +19,7 @@ from k8s_agent_sandbox.exceptions import (
     SandboxTemplateNotFoundError,
     SandboxWarmPoolNotFoundError,
 )
+from k8s_agent_sandbox.gke_extensions.snapshots import PodSnapshotSandboxClient
 from k8s_agent_sandbox.models import (
     SandboxdInClusterConnectionConfig,
     SandboxDirectConnectionConfig,
@@ -253,6 +254,16 @@ def suspend_and_resume(client):
     bystander.close_connection()
     assert box.commands.run("busybox cat /tmp/file").exit_code == 1
     done("a resumed one has its volume, and the same name")
+
+    again = PodSnapshotSandboxClient().get_sandbox(box.claim_name)
+    says(again, "sh -c 'echo twice >/app/kept'", "")
+    suspended = again.suspend(snapshot_before_suspend=False)
+    assert suspended.success and again.is_suspended() and pod(box) is None, suspended
+    resumed = again.resume()
+    assert resumed.success and not again.is_suspended(), resumed
+    says(again, "busybox cat /app/kept", "twice\n")
+    again.close_connection()
+    done("the client's own suspend and resume do the same")
 
 
 def sandboxd_by_tunnel():
