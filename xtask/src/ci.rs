@@ -3,7 +3,7 @@
 
 use crate::binaries::{self, Binaries, Flavor};
 use crate::codegen::{self, Mode};
-use crate::{Outcome, process, setup, tidy};
+use crate::{Outcome, kube, process, setup, tidy};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
@@ -48,6 +48,8 @@ pub(crate) fn run() -> Outcome {
     report.step("doc", doc)?;
     let binaries = report.step("build", || binaries::build(Flavor::Ci))?;
     let runtime = report.step("runtime", binaries::build_runtime)?;
+    // From a cache, or built once: minutes that would look like a test that hangs.
+    report.step("kube", kube::binaries)?;
     report.step("test", || test(&binaries, &runtime, with_root_tests))?;
 
     report.print_summary();

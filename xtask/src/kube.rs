@@ -18,3 +18,10 @@ pub(crate) fn run(args: &[OsString], called_from: &Path) -> Outcome {
         .current_dir(called_from);
     process::run(&mut command)
 }
+
+/// The programs of a cluster, from wherever they come, before the tests need them.
+pub(crate) fn binaries() -> Outcome {
+    let root = std::env::current_dir().map_err(|e| format!("current directory: {e}"))?;
+    let args = ["bin", "--profile", "node", "--helm"].map(OsString::from);
+    run(&args, &root)
+}

@@ -15,3 +15,11 @@ pub(crate) fn to_stderr(filter: &str) -> bool {
         .init();
     known
 }
+
+/// Starts logging as `RUST_LOG` says.
+pub(crate) fn by_environment() {
+    let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
+    if !to_stderr(&filter) {
+        tracing::warn!("RUST_LOG={filter} makes no sense; using info");
+    }
+}

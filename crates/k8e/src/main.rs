@@ -43,10 +43,11 @@ enum Role {
     #[command(long_about = check_config::LONG_ABOUT)]
     CheckConfig(check_config::CheckConfigArgs),
     /// Serve the agent-sandbox API on a Kubernetes cluster
-    #[command(long_about = operator::LONG_ABOUT)]
+    // Go's flags may be given twice, and Deployments do: the last one counts.
+    #[command(long_about = operator::LONG_ABOUT, args_override_self = true)]
     Operator(Box<k8e_operator::options::OperatorOptions>),
-    /// Pass requests on to sandboxes in Kubernetes
-    #[command(long_about = router::LONG_ABOUT)]
+    /// Pass requests to the sandboxes of a Kubernetes cluster
+    #[command(long_about = router::LONG_ABOUT, args_override_self = true)]
     Router(Box<k8e_operator::router::Options>),
     #[command(flatten)]
     Client(k8e_cli::Command),

@@ -15,10 +15,7 @@ Install the kinds first: kubectl apply -f deploy/crds (or the Helm chart in depl
 
 /// Runs the operator until it is told to stop.
 pub(crate) fn run(options: OperatorOptions) -> ExitCode {
-    let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
-    if !crate::log::to_stderr(&filter) {
-        tracing::warn!("RUST_LOG={filter} makes no sense; using info");
-    }
+    crate::log::by_environment();
     match serve(options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {

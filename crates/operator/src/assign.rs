@@ -189,3 +189,6 @@ impl Assigner {
         self.state.lock().expect("no holder of the index panics")
     }
 }
+
+#[cfg(test)]
+mod tests;

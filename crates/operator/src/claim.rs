@@ -114,9 +114,11 @@ fn sources(
 async fn failed(world: &World, claim: &SandboxClaim, error: Error, now: Timestamp) -> Result<Next> {
     let verdict = match &error {
         Error::Refused { reason, message } => Verdict::no(reason, message.clone()),
-        Error::Api { .. } | Error::NotOwned(_) | Error::Start(_) | Error::NotLeader => match error
-            .class()
-        {
+        Error::Api { .. }
+        | Error::NotOwned(_)
+        | Error::Start(_)
+        | Error::Listen(_)
+        | Error::NotLeader => match error.class() {
             Class::Permanent => Verdict::no("InvalidConfiguration", format!("Error seen: {error}")),
             // A lost race is not worth a word: the next pass looks again.
             Class::Conflict => return Err(error),

@@ -1,5 +1,6 @@
 //! What can go wrong between the operator and the API server, and what to do about it.
 
+use crate::units::NoListener;
 use std::time::Duration;
 
 /// A pass over an object that did not reach its end.
@@ -27,6 +28,9 @@ pub enum Error {
     /// The operator cannot start.
     #[error("cannot start the operator: {0}")]
     Start(String),
+    /// A port is taken.
+    #[error(transparent)]
+    Listen(#[from] NoListener),
     /// Another process leads now.
     #[error(
         "leadership was lost to another process; this one stops so that it starts again as standby"
@@ -67,9 +71,11 @@ impl Error {
                 ..
             } => class_of(status),
             Self::Refused { .. } => Class::Permanent,
-            Self::Api { .. } | Self::NotOwned(_) | Self::Start(_) | Self::NotLeader => {
-                Class::Transient
-            }
+            Self::Api { .. }
+            | Self::NotOwned(_)
+            | Self::Start(_)
+            | Self::Listen(_)
+            | Self::NotLeader => Class::Transient,
         }
     }
 
@@ -91,7 +97,11 @@ impl Error {
                 ..
             } => status.code >= 500,
             Self::Api { .. } => true,
-            Self::NotOwned(_) | Self::Refused { .. } | Self::Start(_) | Self::NotLeader => false,
+            Self::NotOwned(_)
+            | Self::Refused { .. }
+            | Self::Start(_)
+            | Self::Listen(_)
+            | Self::NotLeader => false,
         }
     }
 }
@@ -120,8 +130,10 @@ fn class_of(status: &kube::core::Status) -> Class {
 
 /// The server's own sentence where it gave one: people read it in a condition.
 fn said(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
-        other => other.to_string(),
+    if let kube::Error::Api(status) = error
+        && !status.message.is_empty()
+    {
+        return status.message.clone();
     }
+    error.to_string()
 }

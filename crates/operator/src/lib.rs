@@ -16,9 +16,10 @@ mod pool;
 mod queue;
 pub mod router;
 mod sandbox;
-mod serve;
+mod side_door;
 mod template;
 mod timing;
+pub mod units;
 mod world;
 
 pub use error::Error;

@@ -8,11 +8,10 @@ use crate::gathering::{Gathering, Known};
 use crate::leader::Leadership;
 use crate::options::{ControllerOptions, OperatorOptions};
 use crate::queue::{Next, Queue};
-use crate::serve;
+use crate::side_door;
 use crate::timing::Timings;
 use crate::world::{Holdings, Queues, World};
 use crate::{claim, metrics, pool, sandbox, template};
-use hyper::StatusCode;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use std::future::Future;
@@ -46,8 +45,6 @@ pub async fn run_with(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let metrics = metrics::install()?;
-    let metrics_address = options.metrics_address().map_err(Error::Start)?;
-    let probe_address = options.probe_address().map_err(Error::Start)?;
     let me = identity();
     let mut tasks = JoinSet::new();
     let (notes, send_notes) = NoteBook::open(client.clone(), me.clone());
@@ -60,24 +57,19 @@ pub async fn run_with(
     let synced = world.watch(&mut tasks);
 
     let ready = Arc::new(AtomicBool::new(false));
-    if let Some(address) = metrics_address {
+    tasks.spawn(side_door::upkeep(metrics.clone()));
+    if let Some(listener) = options.metrics_bind_address.listen("metrics").await? {
         let world = world.clone();
-        let answer = move |path: &str| {
-            (path == "/metrics").then(|| {
-                world.measure();
-                (StatusCode::OK, metrics.render())
-            })
-        };
-        serve::serve(address, Arc::new(answer), &mut tasks).await?;
+        let answer = side_door::metrics(metrics, move || world.measure());
+        tasks.spawn(side_door::serve(listener, answer));
     }
-    if let Some(address) = probe_address {
+    if let Some(listener) = options.health_probe_bind_address.listen("probes").await? {
         let ready = ready.clone();
-        serve::serve(
-            address,
-            Arc::new(move |path: &str| probe(path, &ready)),
-            &mut tasks,
-        )
-        .await?;
+        let is_ready = move || match ready.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err("the first lists are not complete"),
+        };
+        tasks.spawn(side_door::serve(listener, side_door::probes(is_ready)));
     }
 
     let namespace = options.leader_election_namespace.clone();
@@ -127,18 +119,6 @@ async fn connect(options: &OperatorOptions) -> Result<Client> {
         None => Config::infer().await.map_err(|e| no_cluster(&e))?,
     };
     Client::try_from(config).map_err(|e| no_cluster(&e))
-}
-
-fn probe(path: &str, ready: &AtomicBool) -> Option<(StatusCode, String)> {
-    match path {
-        "/healthz" => Some((StatusCode::OK, "ok\n".to_owned())),
-        "/readyz" if ready.load(Ordering::Relaxed) => Some((StatusCode::OK, "ok\n".to_owned())),
-        "/readyz" => Some((
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the first lists are not complete\n".to_owned(),
-        )),
-        _ => None,
-    }
 }
 
 /// A pod that restarts keeps its name and its lease; elsewhere every process is somebody else.

@@ -1,8 +1,8 @@
 //! Flags of `k8e operator`: those of the agent-sandbox controller, so that a Deployment can change its image and keep
 //! its arguments.
 
+use crate::units::{Bind, duration};
 use clap::{ArgAction, Args};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,11 +28,11 @@ pub struct OperatorOptions {
 
     /// Where Prometheus finds /metrics; `0` for nowhere
     #[arg(long, default_value = ":8080", value_name = "ADDRESS")]
-    pub metrics_bind_address: String,
+    pub metrics_bind_address: Bind,
 
     /// Where /healthz and /readyz are; `0` for nowhere
     #[arg(long, default_value = ":8081", value_name = "ADDRESS")]
-    pub health_probe_bind_address: String,
+    pub health_probe_bind_address: Bind,
 
     #[command(flatten)]
     /// How the controllers behave.
@@ -163,28 +163,6 @@ pub struct AcceptedOptions {
     pub zap_devel: Option<bool>,
 }
 
-// === impl OperatorOptions ===
-
-impl OperatorOptions {
-    /// Where metrics are served, if anywhere.
-    ///
-    /// # Errors
-    ///
-    /// A text that is no address.
-    pub fn metrics_address(&self) -> Result<Option<SocketAddr>, String> {
-        bind_address(&self.metrics_bind_address)
-    }
-
-    /// Where probes are served, if anywhere.
-    ///
-    /// # Errors
-    ///
-    /// A text that is no address.
-    pub fn probe_address(&self) -> Result<Option<SocketAddr>, String> {
-        bind_address(&self.health_probe_bind_address)
-    }
-}
-
 // === impl ControllerOptions ===
 
 impl ControllerOptions {
@@ -211,54 +189,11 @@ fn label_domains(text: &str) -> Vec<String> {
     }
 }
 
-/// An address as Go writes it: `:8080` is every interface, `0` is none.
-fn bind_address(text: &str) -> Result<Option<SocketAddr>, String> {
-    if text == "0" || text.is_empty() {
-        return Ok(None);
-    }
-    let text = if text.starts_with(':') {
-        format!("[::]{text}")
-    } else {
-        text.to_owned()
-    };
-    text.parse()
-        .map(Some)
-        .map_err(|e| format!("{text}: {e}; write HOST:PORT, :PORT or 0"))
-}
-
 fn workers(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n @ 1..=10_000) => Ok(n),
         _ => Err("a number from 1 to 10000".to_owned()),
     }
-}
-
-/// A duration as Go writes it: `1m30s`, `500ms`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text}: write a duration like 90s, 5m or 1h30m");
-    let mut total = Duration::ZERO;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-        let (number, tail) = rest.split_at(digits);
-        let number: u32 = number.parse().map_err(|_| wrong())?;
-        let unit = tail
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(unit);
-        let unit = match unit {
-            "ms" => Duration::from_millis(1),
-            "s" => Duration::from_secs(1),
-            "m" => Duration::from_secs(60),
-            "h" => Duration::from_secs(3600),
-            _ => return Err(wrong()),
-        };
-        total = total
-            .checked_add(unit.checked_mul(number).ok_or_else(wrong)?)
-            .ok_or_else(wrong)?;
-        rest = tail;
-    }
-    Ok(total)
 }
 
 /// Go programs take `-flag` for `--flag`; Deployments are written that way.
@@ -301,13 +236,7 @@ mod tests {
         let options = Cli::try_parse_from(args).expect("taken").options;
         assert!(options.leader_elect && options.controllers.extensions);
         assert_eq!(options.accepted.kube_api_qps, Some(-1.0));
-        assert_eq!(
-            options
-                .metrics_address()
-                .expect("an address")
-                .map(|a| a.port()),
-            Some(8081)
-        );
+        assert_eq!(options.metrics_bind_address, Bind::Any(8081));
         assert_eq!(
             options
                 .controllers
@@ -324,16 +253,5 @@ mod tests {
             ["a.io", "b.io", "c.io"]
         );
         assert_eq!(label_domains(" \n"), [DEFAULT_LABEL_DOMAIN]);
-    }
-
-    #[test]
-    fn bad_words_are_refused() {
-        assert!(
-            duration("5").is_err()
-                && duration("5y").is_err()
-                && duration("99999999999999h").is_err()
-        );
-        assert!(bind_address("nowhere").is_err());
-        assert_eq!(bind_address("0"), Ok(None));
     }
 }

@@ -11,10 +11,8 @@ mod metrics;
 mod options;
 mod proxy;
 mod serve;
-mod side_door;
 mod target;
 mod tls;
-mod units;
 mod watch;
 
 #[cfg(test)]
@@ -23,6 +21,7 @@ mod tests;
 pub use authz::token::{SECRET_BYTES_MIN, TokenError};
 pub use options::{AuthzMode, Command, Options, TokenOptions};
 
+use crate::units::NoListener;
 use authz::Authorizer;
 use index::Index;
 use proxy::Proxy;
@@ -42,15 +41,8 @@ pub enum Error {
     )]
     Cluster(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A port that somebody else has, most likely.
-    #[error("cannot listen on {address} for {what}; is something else there?: {source}")]
-    Listen {
-        /// What would have been served.
-        what: &'static str,
-        /// Where.
-        address: String,
-        /// Why not.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] NoListener),
     /// A file that was named by a flag.
     #[error("cannot read {path} ({flag}): {source}")]
     Read {
@@ -99,13 +91,17 @@ pub async fn run(options: Options) -> Result<(), Error> {
         Arc::clone(&index),
     ));
     let (stop, stopping) = latest::channel(false);
-    let side = side_door::View::new(handle, Arc::clone(&index), stopping.clone());
-    let patience = options.shutdown_timeout;
+    let (close, closing) = latest::channel(false);
+    let side = serve::Side::new(handle, Arc::clone(&index), stopping);
+    let (delay, patience) = (options.shutdown_delay, options.shutdown_timeout);
     let proxy = Arc::new(Proxy::new(options, index, authorizer));
-    let served = tokio::spawn(doors.serve(proxy, side, stopping));
+    let served = tokio::spawn(doors.serve(proxy, side, closing));
     signalled().await?;
-    tracing::info!("asked to stop: answering what is under way, for {patience:?} at most");
+    // First those who send requests hear of it, and only then is nobody there.
     let _ = stop.send(true);
+    tokio::time::sleep(delay).await;
+    tracing::info!("stopping: answering what is under way, for {patience:?} at most");
+    let _ = close.send(true);
     let _ = tokio::time::timeout(patience, served).await;
     watching.abort();
     Ok(())

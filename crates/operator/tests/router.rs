@@ -1,4 +1,5 @@
 //! The router against a real API server, with the rights that its manifest gives it: who may reach which sandbox.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use clap::Parser;
 use http_body_util::{BodyExt as _, Empty};
@@ -184,6 +185,7 @@ async fn a_caller_reaches_the_sandboxes_that_are_his() {
     let flags = [
         "router".to_owned(),
         "--allow-loopback-pod-ip".to_owned(),
+        "--shutdown-delay=1s".to_owned(),
         format!("--http-bind-address={proxy}"),
         format!("--metrics-bind-address={metrics}"),
         format!("--health-probe-bind-address={probes}"),
@@ -257,10 +259,14 @@ async fn a_caller_reaches_the_sandboxes_that_are_his() {
         );
     }
     assert!(seen.contains("sandbox_namespace=\"default\""), "{seen}");
-    Command::new("kill")
-        .args(["-TERM", &std::process::id().to_string()])
-        .status()
-        .unwrap();
+    let me = std::process::id().to_string();
+    Command::new("kill").args(["-TERM", &me]).status().unwrap();
+    until(async || {
+        get(probes, "/readyz", &[])
+            .await
+            .is_none_or(|(status, _)| status == 503)
+    })
+    .await;
     tokio::time::timeout(AT_MOST, running)
         .await
         .unwrap()

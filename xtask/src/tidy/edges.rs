@@ -10,6 +10,7 @@ const OURS: &[(&str, &[&str])] = &[
         &[
             "k8e-cli",
             "k8e-gateway",
+            "k8e-operator",
             "k8e-engine",
             "k8e-driver",
             "k8e-egress",
@@ -35,6 +36,7 @@ const OURS: &[(&str, &[&str])] = &[
     ("k8e-store", &["k8e-model"]),
     ("k8e-runtime", &["k8e-guest", "k8e-wire"]),
     ("k8e-guest", &["k8e-wire"]),
+    ("k8e-operator", &[]),
     ("k8e-wire", &[]),
     ("k8e-model", &[]),
 ];
@@ -53,6 +55,7 @@ const OUTSIDE: &[&str] = &[
 const THEIRS: &[(&str, &[&str])] = &[
     ("tonic", &["k8e-api", "k8e-gateway", "k8e-runtime"]),
     ("sqlx", &["k8e-store"]),
+    ("kube", &["k8e-operator"]),
 ];
 
 /// Checks what `cargo metadata` says about our packages.

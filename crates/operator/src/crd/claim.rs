@@ -1,4 +1,5 @@
 //! `SandboxClaim`: "give me a sandbox of this pool".
+#![expect(clippy::duplicated_attributes, reason = "each column is an attribute")]
 
 use super::{PodMetadata, VolumeClaimTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

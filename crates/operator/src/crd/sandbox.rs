@@ -1,4 +1,5 @@
 //! `Sandbox`: one pod with a stable name that can be suspended, resumed and made to expire.
+#![expect(clippy::duplicated_attributes, reason = "each column is an attribute")]
 
 use super::{PodTemplate, VolumeClaimTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

@@ -1,4 +1,5 @@
 //! `SandboxWarmPool`: sandboxes that run before anybody asks for them.
+#![expect(clippy::duplicated_attributes, reason = "each column is an attribute")]
 
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -29,7 +29,7 @@ pub(super) async fn sandboxes(
     while left > 0 {
         let now = step.min(left).min(AT_ONCE);
         let made = join_all((0..now).map(|_| world.create_sandbox(&sandbox))).await;
-        for error in made.into_iter().filter_map(std::result::Result::err) {
+        if let Some(error) = made.into_iter().find_map(std::result::Result::err) {
             if error.is_ambiguous() {
                 // It may have been made all the same: what is there is asked before more are made.
                 take_stock(world, pool).await?;

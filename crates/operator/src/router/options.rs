@@ -2,7 +2,7 @@
 //! except where a default was a hole.
 
 use super::Error;
-use super::units::{Bind, duration};
+use crate::units::{Bind, duration};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -138,7 +138,10 @@ pub struct Options {
     /// When a WebSocket on which nothing is said is closed.
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     pub websocket_idle_timeout: Duration,
-    /// What requests under way may take when the router is stopped.
+    /// How long requests are still taken when the router is stopped: it takes a while until nobody sends any.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub shutdown_delay: Duration,
+    /// What requests under way may take after that.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub shutdown_timeout: Duration,
 
@@ -192,4 +195,86 @@ impl Options {
 
 fn is_prefix(prefix: &str) -> bool {
     prefix.len() > 1 && prefix.starts_with('/') && !prefix.ends_with('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(flags: &[&str]) -> Result<Options, clap::Error> {
+        let all = ["router"].iter().chain(flags);
+        Cli::try_parse_from(all).map(|cli| cli.options)
+    }
+
+    #[test]
+    fn flags_are_taken_as_manifests_write_them() {
+        let flags = [
+            "--cache-enabled=true",
+            "--proxy-timeout=3m",
+            "--authz-mode=allow-all",
+            "--access-log",
+            "--dns-fallback=false",
+            "--http-bind-address=:80",
+            "--metrics-bind-address=0",
+            "--authz-tokenreview-audiences=a,b",
+        ];
+        let options = parse(&flags).unwrap();
+        options.check().unwrap();
+        assert_eq!(options.proxy_timeout, Duration::from_secs(180));
+        assert_eq!(options.metrics_bind_address, Bind::Off);
+        assert_eq!(options.authz_tokenreview_audiences, ["a", "b"]);
+        assert!(options.access_log && !options.dns_fallback);
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_said() {
+        let wrong: [&[&str]; 6] = [
+            &["--authz-mode=scoped-token"],
+            &["--https-bind-address=:8443"],
+            &["--http-bind-address="],
+            &["--proxy-timeout=0"],
+            &["--cache-enabled=false"],
+            &["--path-routing-prefix=x/"],
+        ];
+        for flags in wrong {
+            assert!(parse(flags).unwrap().check().is_err(), "{flags:?}");
+        }
+        assert!(parse(&["--tls-cert-file=x"]).is_err());
+        assert!(parse(&["--upstream-max-retries=1000"]).is_err());
+    }
+
+    #[test]
+    fn a_token_is_made_from_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("secret");
+        std::fs::write(&file, "0123456789abcdef0123456789abcdef\n").unwrap();
+        let file = file.to_str().unwrap();
+        let flags = [
+            "token",
+            "--name",
+            "sb",
+            "--ttl",
+            "5m",
+            "--authz-scoped-token-secret-file",
+            file,
+        ];
+        let Some(Command::Token(options)) = parse(&flags).unwrap().command else {
+            panic!("no token was asked for");
+        };
+        assert!(
+            crate::router::token(&options)
+                .unwrap()
+                .starts_with("v1.eyJucyI6ImRlZmF1bHQiLCJuYW1lIjoic2IiLCJleHAiOj")
+        );
+        std::fs::write(file, "short").unwrap();
+        let said = crate::router::token(&options).unwrap_err().to_string();
+        assert!(said.contains("openssl rand"), "{said}");
+    }
 }

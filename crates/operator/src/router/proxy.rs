@@ -88,6 +88,7 @@ impl Proxy {
         };
         let grpc = headers::is_grpc(&request);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let request_id = headers::request_id(&request);
         let begun = Instant::now();
         // Boxed: the state of a request is large, and waits in the connection's task.
         let passed = Box::pin(self.pass(request, caller, &mut tally)).await;
@@ -98,7 +99,7 @@ impl Proxy {
         tally.counted.code = status.as_u16();
         if self.options.access_log {
             tracing::info!(
-                %method, path, status = status.as_u16(), caller = %caller.address,
+                %method, path, request_id, status = status.as_u16(), caller = %caller.address,
                 millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
                 "request"
             );

@@ -2,16 +2,17 @@
 
 use super::Error;
 use super::body::Answer;
+use super::index::Index;
 use super::options::Options;
 use super::proxy::{Caller, Proxy};
-use super::side_door::{Shows, View};
 use super::tls::Certificate;
-use super::units::Bind;
+use crate::side_door;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use metrics_exporter_prometheus::PrometheusHandle;
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,6 +42,13 @@ const PING_WITHIN: Duration = Duration::from_secs(20);
 const IDLE_CHECK_EVERY: Duration = Duration::from_secs(5);
 /// No descriptors left, most likely: others must close theirs first.
 const ACCEPT_FAILED_PAUSE: Duration = Duration::from_millis(50);
+
+/// What the side doors show.
+pub(super) struct Side {
+    metrics: PrometheusHandle,
+    index: Arc<Index>,
+    stopping: watch::Receiver<bool>,
+}
 
 /// Everywhere we listen.
 pub(super) struct Doors {
@@ -75,7 +83,7 @@ pub(super) struct InUse(Arc<Place>);
 impl Doors {
     pub(super) async fn open(options: &Options) -> Result<Self, Error> {
         let mut proxy = Vec::new();
-        if let Some(listener) = listen("requests", options.http_bind_address).await? {
+        if let Some(listener) = options.http_bind_address.listen("requests").await? {
             proxy.push(Door {
                 listener,
                 tls: None,
@@ -89,7 +97,10 @@ impl Doors {
             .map(|(cert, key)| Certificate::load(cert, key))
             .transpose()?;
         if let Some(certificate) = &certificate
-            && let Some(listener) = listen("requests over TLS", options.https_bind_address).await?
+            && let Some(listener) = options
+                .https_bind_address
+                .listen("requests over TLS")
+                .await?
         {
             let tls = TlsAcceptor::from(Arc::new(certificate.config()?));
             proxy.push(Door {
@@ -99,8 +110,8 @@ impl Doors {
         }
         Ok(Self {
             proxy,
-            metrics: listen("metrics", options.metrics_bind_address).await?,
-            probes: listen("probes", options.health_probe_bind_address).await?,
+            metrics: options.metrics_bind_address.listen("metrics").await?,
+            probes: options.health_probe_bind_address.listen("probes").await?,
             certificate,
         })
     }
@@ -109,17 +120,19 @@ impl Doors {
     pub(super) async fn serve(
         self,
         proxy: Arc<Proxy>,
-        side: View,
+        side: Side,
         stopping: watch::Receiver<bool>,
     ) {
         let mut others = JoinSet::new();
-        others.spawn(side.clone().upkeep());
+        others.spawn(side_door::upkeep(side.metrics.clone()));
         others.spawn(Arc::clone(proxy.pool()).upkeep());
         if let Some(listener) = self.metrics {
-            others.spawn(side.clone().serve(listener, Shows::Metrics));
+            let answer = side_door::metrics(side.metrics.clone(), || {});
+            others.spawn(side_door::serve(listener, answer));
         }
         if let Some(listener) = self.probes {
-            others.spawn(side.serve(listener, Shows::Probes));
+            let answer = side_door::probes(move || side.ready());
+            others.spawn(side_door::serve(listener, answer));
         }
         if let Some(certificate) = self.certificate {
             others.spawn(certificate.follow());
@@ -264,26 +277,30 @@ fn builder() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-async fn listen(what: &'static str, bind: Bind) -> Result<Option<TcpListener>, Error> {
-    let mut failed = None;
-    for address in bind.candidates() {
-        match TcpListener::bind(address).await {
-            Ok(listener) => {
-                let address = listener.local_addr().unwrap_or(address);
-                tracing::info!("listening on {address} for {what}");
-                return Ok(Some(listener));
-            }
-            // The first counts: the second is for machines without IPv6.
-            Err(error) => failed = failed.or(Some(error)),
+// === impl Side ===
+
+impl Side {
+    pub(super) fn new(
+        metrics: PrometheusHandle,
+        index: Arc<Index>,
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
+        Self {
+            metrics,
+            index,
+            stopping,
         }
     }
-    match failed {
-        None => Ok(None),
-        Some(source) => Err(Error::Listen {
-            what,
-            address: bind.to_string(),
-            source,
-        }),
+
+    /// Whether requests find their sandboxes here.
+    fn ready(&self) -> Result<(), &'static str> {
+        if *self.stopping.borrow() {
+            return Err("stopping");
+        }
+        if !self.index.is_ready() {
+            return Err("the pods of sandboxes are not known yet");
+        }
+        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 /// How long the first steps of a sandbox that nobody waits for are gathered into one write.
-const GATHER: Duration = Duration::from_millis(250);
+const GATHER: Duration = Duration::from_secs(2);
 
 /// Writes the status if it changed.
 pub(super) async fn write(

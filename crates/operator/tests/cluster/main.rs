@@ -2,10 +2,12 @@
 //! collector and KWOK. One cluster and one operator serve all tests; each test has a namespace of its own.
 
 mod claims;
+mod kinds;
 mod kubectl;
 mod lifecycle;
 mod networks;
 mod pools;
 mod rig;
 mod sandboxes;
+mod schema;
 mod suspension;

@@ -1,16 +1,13 @@
 //! The cluster, the operator and a namespace for each test.
 
-use clap::Parser;
+use crate::kinds::{connect, install_kinds, options};
 use k8e_kube_dev::{Cluster, Options};
-use k8e_operator::crd::{Sandbox, SandboxClaim, SandboxWarmPool, schema};
-use k8e_operator::options::OperatorOptions;
+use k8e_operator::crd::{Sandbox, SandboxClaim, SandboxWarmPool};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, Resource};
+use kube::{Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -36,12 +33,6 @@ pub(crate) struct Space {
     pub(crate) client: Client,
 }
 
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    options: OperatorOptions,
-}
-
 /// The cluster with the operator, started once.
 pub(crate) fn rig() -> &'static Rig {
     static RIG: OnceLock<Rig> = OnceLock::new();
@@ -52,11 +43,8 @@ pub(crate) fn rig() -> &'static Rig {
         })
         .expect("a cluster");
         let runtime = Runtime::new().expect("a runtime");
-        let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).expect("a kubeconfig");
         let client = runtime.block_on(async {
-            let config =
-                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-            let client = Client::try_from(config.expect("a configuration")).expect("a client");
+            let client = connect(&cluster.kubeconfig()).await;
             install_kinds(&client).await;
             client
         });
@@ -72,48 +60,6 @@ pub(crate) fn rig() -> &'static Rig {
             runtime,
         }
     })
-}
-
-/// Options as on a command line, with every controller and no port.
-pub(crate) fn options(more: &[&str]) -> OperatorOptions {
-    let usual = [
-        "operator",
-        "--extensions",
-        "--metrics-bind-address=0",
-        "--health-probe-bind-address=0",
-    ];
-    Cli::parse_from(usual.iter().chain(more)).options
-}
-
-async fn install_kinds(client: &Client) {
-    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-    for definition in schema::definitions() {
-        let name = definition["metadata"]["name"]
-            .as_str()
-            .expect("a name")
-            .to_owned();
-        let apply = PatchParams::apply("test").force();
-        api.patch(&name, &apply, &Patch::Apply(definition))
-            .await
-            .expect("a definition that the API server takes");
-        let started = Instant::now();
-        loop {
-            let crd = api.get(&name).await.expect("it is there");
-            let conditions = crd.status.and_then(|s| s.conditions).unwrap_or_default();
-            let bad = conditions
-                .iter()
-                .find(|c| c.type_ == "NonStructuralSchema" && c.status == "True");
-            assert!(bad.is_none(), "{name}: {bad:?}");
-            if conditions
-                .iter()
-                .any(|c| c.type_ == "Established" && c.status == "True")
-            {
-                break;
-            }
-            assert!(started.elapsed() < AT_MOST, "{name} is not established");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
 }
 
 /// Runs a test in a namespace of its own.

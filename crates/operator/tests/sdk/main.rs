@@ -20,9 +20,6 @@ const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/k8e"
 const POOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/pools.yaml");
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/agent_sandbox.py");
 
-/// A helm that is built from source takes every cluster for a very old one.
-const KUBE_VERSION: &str = "1.36.0";
-
 /// How long pods may take to be ready on a machine that does other things too.
 const READY_MAX: &str = "--timeout=180s";
 
@@ -114,37 +111,26 @@ fn kubectl(cluster: &Cluster, args: &[&str]) -> String {
 }
 
 /// Installs the chart, or changes what is installed, and waits until it runs.
-fn install(cluster: &Cluster, authz_mode: &str) {
+fn helm(cluster: &Cluster, verb: &str, authz_mode: &str) {
     let (name, tag) = K8E_IMAGE;
     let helm = binaries_directory(&[Need::Helm]).unwrap().join("helm");
-    let rendered = Command::new(helm)
-        .args([
-            "template",
-            "k8e",
-            CHART,
-            "--include-crds",
-            "--namespace",
-            SYSTEM,
-        ])
-        .args(["--kube-version", KUBE_VERSION])
+    let output = Command::new(helm)
+        .args([verb, "k8e", CHART, "--wait", READY_MAX])
         .args(["--set", &format!("image.repository={name},image.tag={tag}")])
-        .args(["--set", "image.pullPolicy=Never,controller.extensions=true"])
+        .args(["--set", "image.pullPolicy=Never"])
         .args(["--set", &format!("router.authzMode={authz_mode}")])
         .env("HOME", cluster.dir())
-        .env_remove("KUBECONFIG")
+        .env("KUBECONFIG", cluster.kubeconfig())
         .output()
         .unwrap();
-    let manifest = expect(cluster, "helm template", &rendered);
-    let path = cluster.dir().join("chart.yaml");
-    std::fs::write(&path, manifest).unwrap();
-    let path = path.to_str().unwrap();
-    kubectl(cluster, &["apply", "--server-side", "-f", path]);
-    for deployment in [
-        "deployment/agent-sandbox-controller",
-        "deployment/sandbox-router",
-    ] {
-        let wait = ["rollout", "status", deployment, "-n", SYSTEM, READY_MAX];
-        kubectl(cluster, &wait);
+    let said = expect(cluster, &format!("helm {verb}"), &output);
+    println!("{said}");
+    for deployment in ["agent-sandbox-controller", "sandbox-router"] {
+        let deployment = format!("deployment/{deployment}");
+        kubectl(
+            cluster,
+            &["rollout", "status", &deployment, "-n", SYSTEM, READY_MAX],
+        );
     }
 }
 
@@ -200,11 +186,11 @@ fn the_official_client_works_on_a_real_node() {
     cluster.import(&k8e).unwrap();
 
     // The client sends no token on its own.
-    install(&cluster, "allow-all");
+    helm(&cluster, "install", "allow-all");
     pools(&cluster);
     client(&cluster, "everything");
     // The chart's default: it sends one when it is told to.
-    install(&cluster, "tokenreview");
+    helm(&cluster, "upgrade", "tokenreview");
     client(&cluster, "tokens");
 
     let logs = [

@@ -147,17 +147,26 @@ impl Runtime {
         rustix::process::Pid::from_child(&self.child)
     }
 
-    /// As the kubelet does it; where there is a program in front of init, to what is behind that.
     pub(crate) fn terminate(&self) {
+        self.try_terminate().unwrap();
+    }
+
+    /// As the kubelet does it; where there is a program in front of init, to what is behind that.
+    fn try_terminate(&self) -> Option<()> {
         let own = self.pid().as_raw_nonzero();
-        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
-        let comm = std::fs::read_to_string(format!("/proc/{own}/comm")).unwrap();
-        let pid = match comm.trim() {
-            "unshare" => children.unwrap().trim().parse().unwrap(),
-            _ => own.get(),
+        let comm = std::fs::read_to_string(format!("/proc/{own}/comm")).ok()?;
+        let pid = if comm.trim() == "unshare" {
+            let children = format!("/proc/{own}/task/{own}/children");
+            std::fs::read_to_string(children)
+                .ok()?
+                .trim()
+                .parse()
+                .ok()?
+        } else {
+            own.get()
         };
-        let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let pid = rustix::process::Pid::from_raw(pid)?;
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok()
     }
 
     /// Waits for its end.
@@ -178,6 +187,13 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
+        // Asked first: who is killed cannot end what it runs.
+        let begin = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && begin.elapsed() < Duration::from_secs(15)
+        {
+            self.try_terminate();
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -22,7 +22,19 @@ const MAPS: &[(&str, &[&str])] = &[
     ("env", &["name"]),
     ("volumeMounts", &["mountPath"]),
     ("volumeDevices", &["devicePath"]),
-    ("resizePolicy", &[]),
+    ("ownerReferences", &["uid"]),
+];
+
+/// References by name, where Kubernetes takes an empty name for none at all.
+const REFERENCES: &[&str] = &[
+    "configMap",
+    "configMapKeyRef",
+    "configMapRef",
+    "imagePullSecrets",
+    "nodePublishSecretRef",
+    "secret",
+    "secretKeyRef",
+    "secretRef",
 ];
 
 /// Writes the merge rules into every schema of a pod below `schema`.
@@ -35,6 +47,9 @@ pub(super) fn annotate(schema: &mut Value) {
 }
 
 fn walk(schema: &mut Value, name: &str) {
+    if REFERENCES.contains(&name) {
+        allow_no_name(schema);
+    }
     let is_list = schema.get("type") == Some(&json!("array"));
     if is_list {
         mark(schema, name);
@@ -46,6 +61,25 @@ fn walk(schema: &mut Value, name: &str) {
     }
     if let Some(items) = schema.get_mut("items") {
         walk(items, name);
+    }
+}
+
+fn allow_no_name(schema: &mut Value) {
+    let schema = match schema.get_mut("items") {
+        Some(items) if items.get("properties").is_some() => items,
+        _ => schema,
+    };
+    let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) else {
+        return;
+    };
+    let before = required.len();
+    required.retain(|field| field != "name");
+    let (had_name, none_left) = (required.len() < before, required.is_empty());
+    if none_left {
+        schema.as_object_mut().map(|s| s.remove("required"));
+    }
+    if had_name {
+        schema["properties"]["name"]["default"] = json!("");
     }
 }
 

@@ -25,6 +25,11 @@ const HOP_BY_HOP: [&str; 9] = [
     "upgrade",
 ];
 
+/// Made by callers, to find a request again in logs.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Of that, as much as a log takes.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -135,6 +140,13 @@ pub(super) fn to_caller<B>(answer: &mut Response<B>, kind: Kind, protocol: Optio
     }
     // Of the caller's connection; hyper knows it.
     *answer.version_mut() = Version::default();
+}
+
+/// What its caller calls a request, if that can stand in a log.
+pub(super) fn request_id(request: &Request<Incoming>) -> Option<String> {
+    let id = request.headers().get(REQUEST_ID)?.to_str().ok()?;
+    let short = id.len() <= REQUEST_ID_BYTES_MAX && !id.is_empty();
+    short.then(|| id.to_owned())
 }
 
 pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {

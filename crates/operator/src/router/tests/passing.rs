@@ -78,6 +78,19 @@ async fn credentials_and_what_is_between_two_hops_stay_behind() {
 }
 
 #[tokio::test]
+async fn a_head_has_the_length_of_what_it_does_not_send() {
+    let router = Router::start(&[]).await;
+    let sandbox =
+        Sandbox::start(|_| async { Response::new(full("twelve bytes".to_owned())) }).await;
+    router.knows("sb", &sandbox);
+    let heard = router
+        .ask(sandbox.request().method("HEAD").body(no_body()).unwrap())
+        .await;
+    assert_eq!(heard.headers["content-length"], "12");
+    assert!(heard.body.is_empty());
+}
+
+#[tokio::test]
 async fn an_address_that_is_the_pods_may_be_said() {
     let (router, sandbox) = (Router::start(&[]).await, Sandbox::mirror().await);
     router.knows("sb", &sandbox);

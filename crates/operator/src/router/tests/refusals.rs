@@ -119,6 +119,23 @@ async fn only_the_pods_of_the_sandbox_are_dialled() {
 }
 
 #[tokio::test]
+async fn dns_is_asked_only_when_somebody_wants_that() {
+    let router = Router::start(&["--dns-fallback", "--cluster-domain=invalid"]).await;
+    let (status, detail) = refused(&router, &[("x-sandbox-id", "sb")]).await;
+    assert_eq!(status, 502);
+    assert!(
+        detail.ends_with("(no ready pod of it is known, nor a name in DNS)"),
+        "{detail}"
+    );
+    let with_address = [("x-sandbox-id", "sb"), ("x-sandbox-pod-ip", "10.0.0.1")];
+    let (_, detail) = refused(&router, &with_address).await;
+    assert!(
+        detail.ends_with("(no ready pod of it is known)"),
+        "{detail}"
+    );
+}
+
+#[tokio::test]
 async fn it_is_no_relay() {
     let (router, sandbox) = (Router::start(&[]).await, Sandbox::mirror().await);
     router.knows("sb", &sandbox);

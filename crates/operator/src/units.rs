@@ -1,9 +1,10 @@
-//! Times and addresses as the flags of this router have always been written: in Go's way.
+//! Times and addresses as these programs' flags have always been written: in Go's way.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
+use tokio::net::TcpListener;
 
 /// A longer time is a mistake, and sums of times stay far from overflowing.
 const DURATION_SECONDS_MAX: f64 = 366.0 * 24.0 * 3600.0;
@@ -19,8 +20,17 @@ pub enum Bind {
     At(SocketAddr),
 }
 
+/// A port that somebody else has, most likely.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address} for {what}; is something else there?: {source}")]
+pub struct NoListener {
+    what: &'static str,
+    address: String,
+    source: std::io::Error,
+}
+
 /// `1h2m3.5s`, `200ms`, or a number of seconds.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let seconds = match text.parse::<f64>() {
         Ok(seconds) => seconds,
         Err(_) => go_seconds(text).ok_or_else(|| {
@@ -61,7 +71,7 @@ fn go_seconds(mut rest: &str) -> Option<f64> {
 
 impl Bind {
     /// What to try, in this order: without IPv6 there is no `[::]`.
-    pub(super) fn candidates(self) -> Vec<SocketAddr> {
+    fn candidates(self) -> Vec<SocketAddr> {
         match self {
             Self::Off => Vec::new(),
             Self::Any(port) => vec![
@@ -69,6 +79,35 @@ impl Bind {
                 (Ipv4Addr::UNSPECIFIED, port).into(),
             ],
             Self::At(address) => vec![address],
+        }
+    }
+}
+
+impl Bind {
+    /// Listens there for `what`, if anywhere.
+    pub(crate) async fn listen(
+        self,
+        what: &'static str,
+    ) -> Result<Option<TcpListener>, NoListener> {
+        let mut last = None;
+        for address in self.candidates() {
+            match TcpListener::bind(address).await {
+                Ok(listener) => {
+                    let address = listener.local_addr().unwrap_or(address);
+                    tracing::info!("listening on {address} for {what}");
+                    return Ok(Some(listener));
+                }
+                // The first counts: the second is for machines without IPv6.
+                Err(source) => last = last.or(Some(source)),
+            }
+        }
+        match last {
+            None => Ok(None),
+            Some(source) => Err(NoListener {
+                what,
+                address: self.to_string(),
+                source,
+            }),
         }
     }
 }

@@ -1,0 +1,135 @@
+//! A client that is treated badly: conflicts, "too many requests", answers that are lost, watches that are cut.
+
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body as HttpBody, Frame};
+use hyper::{Method, Request, Response};
+use kube::client::{Body, ClientBuilder};
+use kube::{Client, Config};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tower::{BoxError, Layer, Service};
+
+type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
+
+/// A client with or without faults.
+pub(crate) fn client(config: Config, faulty: bool) -> Client {
+    let builder = ClientBuilder::try_from(config).expect("a client");
+    if faulty {
+        builder.with_layer(&Faults).build()
+    } else {
+        builder.build()
+    }
+}
+
+struct Faults;
+
+#[derive(Clone)]
+struct Faulty<S> {
+    inner: S,
+}
+
+impl<S> Layer<S> for Faults {
+    type Service = Faulty<S>;
+
+    fn layer(&self, inner: S) -> Faulty<S> {
+        Faulty { inner }
+    }
+}
+
+impl<S, B> Service<Request<Body>> for Faulty<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Answer;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Answer, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let is_watch = request
+            .uri()
+            .query()
+            .is_some_and(|query| query.contains("watch=true"));
+        let writes = request.method() != Method::GET;
+        match chance() {
+            0..4 if writes => return Box::pin(async { Ok(refused(409, "Conflict")) }),
+            4..8 => return Box::pin(async { Ok(refused(429, "TooManyRequests")) }),
+            _ => {}
+        }
+        // Carried out, and nobody hears of it.
+        let lost = writes && chance() < 3;
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await.map_err(Into::into)?;
+            if lost {
+                return Err("the answer was lost".into());
+            }
+            let cut_after = is_watch.then(|| Duration::from_millis(200 + 20 * u64::from(chance())));
+            Ok(answer.map(|body| Cut::new(body, cut_after).boxed_unsync()))
+        })
+    }
+}
+
+/// A number below 100.
+fn chance() -> u8 {
+    let number = getrandom::u32().expect("random numbers");
+    u8::try_from(number % 100).expect("below 100")
+}
+
+fn refused(code: u16, reason: &str) -> Answer {
+    let text = format!(
+        r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},"status":"Failure","message":"injected","reason":"{reason}","code":{code}}}"#
+    );
+    let body = Full::from(text)
+        .map_err(|never| match never {})
+        .boxed_unsync();
+    let mut response = Response::new(body);
+    *response.status_mut() = hyper::StatusCode::from_u16(code).expect("a status");
+    response
+}
+
+/// A body that ends too early.
+struct Cut {
+    inner: UnsyncBoxBody<Bytes, BoxError>,
+    end: Option<Pin<Box<tokio::time::Sleep>>>,
+}
+
+impl Cut {
+    fn new<B>(body: B, after: Option<Duration>) -> Self
+    where
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        Self {
+            inner: body.map_err(Into::into).boxed_unsync(),
+            end: after.map(|after| Box::pin(tokio::time::sleep(after))),
+        }
+    }
+}
+
+impl HttpBody for Cut {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(end) = &mut self.end
+            && end.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(None);
+        }
+        Pin::new(&mut self.inner).poll_frame(context)
+    }
+}
