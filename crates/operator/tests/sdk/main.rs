@@ -123,8 +123,7 @@ fn helm(cluster: &Cluster, verb: &str, authz_mode: &str) {
         .env("KUBECONFIG", cluster.kubeconfig())
         .output()
         .unwrap();
-    let said = expect(cluster, &format!("helm {verb}"), &output);
-    println!("{said}");
+    expect(cluster, &format!("helm {verb}"), &output);
     for deployment in ["agent-sandbox-controller", "sandbox-router"] {
         let deployment = format!("deployment/{deployment}");
         kubectl(
