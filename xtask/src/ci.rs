@@ -15,6 +15,9 @@ const SKIP_ROOT_TESTS: &str = "K8E_SKIP_ROOT_TESTS";
 /// The packages whose tests make real sandboxes, or a real node.
 const ROOT_TEST_PACKAGES: &[&str] = &["k8e-e2e", "k8e-driver", "k8e-kube-dev"];
 
+/// Tests elsewhere that need a real node, by what their names contain.
+const ROOT_TESTS: &str = "on_a_real_node";
+
 /// How long the advisory database may take to arrive: a shallow clone takes seconds.
 const ADVISORIES_FETCH_SECONDS_MAX: &str = "60";
 
@@ -59,7 +62,7 @@ fn root_tests(report: &mut Report) -> Result<bool, String> {
     if skip {
         let packages = ROOT_TEST_PACKAGES.join(", ");
         report.not_checked(format!(
-            "the tests of {packages}, because {SKIP_ROOT_TESTS}=1"
+            "the tests of {packages} and those {ROOT_TESTS}, because {SKIP_ROOT_TESTS}=1"
         ));
         return Ok(false);
     }
@@ -111,6 +114,7 @@ fn test(binaries: &Binaries, runtime: &Path, with_root_tests: bool) -> Outcome {
         for package in ROOT_TEST_PACKAGES {
             command.args(["--exclude", package]);
         }
+        command.args(["--", "--skip", ROOT_TESTS]);
     }
     with_binaries(command.env("K8E_RUNTIME_BIN", runtime), binaries)
 }

@@ -38,6 +38,11 @@ const NEEDS: &[Need] = &[
         reason: "the real node of `cargo xtask kube` runs pods with it",
     },
     Need {
+        program: "busybox",
+        package: "busybox-static",
+        reason: "the only shell in images of Kubernetes sandboxes under test",
+    },
+    Need {
         program: "python3",
         package: "python3",
         reason: "python runs inside sandboxes",

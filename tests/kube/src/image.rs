@@ -3,7 +3,6 @@
 use crate::service::{clean_command, output};
 use crate::{Error, error};
 use ring::digest::{SHA256, digest};
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -99,16 +98,24 @@ impl Image {
     /// # Errors
     /// When a program is not installed, or `ldd` cannot tell what it needs.
     pub fn copy_programs(rootfs: &Path, names: &[&str]) -> Result<(), Error> {
-        let mut files = BTreeSet::new();
         for name in names {
             let program = system_program(name).ok_or_else(|| Error::NoBinary {
                 program: (*name).to_owned(),
                 reason: "it is not installed on this machine".to_owned(),
             })?;
-            files.extend(libraries_of(&program)?);
-            copy(&program, &rootfs.join("bin").join(name))?;
+            Self::copy_program(rootfs, &program, name)?;
         }
-        for file in files {
+        Ok(())
+    }
+
+    /// Copies one program, from wherever it is, to `/bin/<name>` in `rootfs`, with the libraries it
+    /// loads.
+    ///
+    /// # Errors
+    /// When it cannot be read, or `ldd` cannot tell what it needs.
+    pub fn copy_program(rootfs: &Path, program: &Path, name: &str) -> Result<(), Error> {
+        copy(program, &rootfs.join("bin").join(name))?;
+        for file in libraries_of(program)? {
             let inside = file.strip_prefix("/").unwrap_or(&file);
             copy(&file, &rootfs.join(inside))?;
         }
