@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import yaml
 from k8s_agent_sandbox import AsyncSandboxClient, SandboxClient
 from k8s_agent_sandbox.exceptions import (
     SandboxClaimFailedError,
@@ -27,6 +28,7 @@ from k8s_agent_sandbox.models import (
     SandboxInClusterConnectionConfig,
 )
 from kubernetes import client as kubernetes
+from kubernetes import config
 from kubernetes.client import ApiException
 
 SYSTEM = "agent-sandbox-system"
@@ -386,37 +388,75 @@ def everything():
 # === a router that asks for tokens ===
 
 
-def token_of(name):
-    api = kubernetes.CoreV1Api()
-    api.create_namespaced_service_account("default", {"metadata": {"name": name}})
-    spec = {"spec": {"audiences": [], "expirationSeconds": 3600}}
-    return api.create_namespaced_service_account_token(name, "default", spec).status.token
+# What a client needs that makes sandboxes and uses them. To suspend them, also `patch` and `watch`.
+CLAIMS = {
+    "apiGroups": [EXTENSIONS],
+    "resources": ["sandboxclaims"],
+    "verbs": ["create", "get", "list", "watch", "delete"],
+}
+LOOK = {"apiGroups": [CORE], "resources": ["sandboxes"], "verbs": ["get"]}
+REACH = {"apiGroups": [CORE], "resources": ["sandboxes/proxy"], "verbs": ["create"]}
 
 
-def allow(name, box):
-    """Lets a service account reach one sandbox."""
-    api = kubernetes.RbacAuthorizationV1Api()
-    rule = {"apiGroups": [CORE], "resources": ["sandboxes/proxy"], "verbs": ["create"], "resourceNames": [box.sandbox_id]}
-    api.create_namespaced_role("default", {"metadata": {"name": name}, "rules": [rule]})
+def account(name, *rules):
+    """The token of a service account that may do this and nothing else."""
+    core, rbac = kubernetes.CoreV1Api(), kubernetes.RbacAuthorizationV1Api()
+    core.create_namespaced_service_account("default", {"metadata": {"name": name}})
+    rbac.create_namespaced_role("default", {"metadata": {"name": name}, "rules": list(rules)})
     subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     binding = {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]}
-    api.create_namespaced_role_binding("default", binding)
+    rbac.create_namespaced_role_binding("default", binding)
+    # The router keeps a no for a while, so it is not asked before the cluster has heard of it.
+    until("the cluster has heard of it", lambda: may_reach(name, rules[-1].get("resourceNames", ["any"])[0]))
+    spec = {"spec": {"audiences": [], "expirationSeconds": 3600}}
+    return core.create_namespaced_service_account_token(name, "default", spec).status.token
 
 
-def tokens():
+def may_reach(name, box):
+    wanted = {"namespace": "default", "group": CORE, "resource": "sandboxes", "subresource": "proxy", "verb": "create", "name": box}
+    review = {"spec": {"user": f"system:serviceaccount:default:{name}", "resourceAttributes": wanted}}
+    return kubernetes.AuthorizationV1Api().create_subject_access_review(review).status.allowed
+
+
+def with_token(token):
+    header = {"Authorization": f"Bearer {token}"}
+    return SandboxDirectConnectionConfig(api_url=routers()[0], extra_headers=header)
+
+
+def a_token_for_one_sandbox():
     with SandboxClient() as client:
         mine, other = client.create_sandbox("plain"), client.create_sandbox("plain")
         fails(SandboxRequestError, mine.commands.run, "busybox true", status=401)
-        token = token_of("agent")
-        allow("agent", mine)
-        header = {"Authorization": f"Bearer {token}"}
-        config = SandboxDirectConnectionConfig(api_url=routers()[0], extra_headers=header)
-        agent = SandboxClient(config)
+        token = account("agent", REACH | {"resourceNames": [mine.sandbox_id]})
+        agent = SandboxClient(with_token(token))
         says(agent.get_sandbox(mine.claim_name), "sh -c 'echo allowed'", "allowed\n")
         denied = agent.get_sandbox(other.claim_name)
         fails(SandboxRequestError, denied.commands.run, "busybox true", status=403)
     done("with its token a client reaches its sandbox, and no other")
+
+
+def a_token_for_everything():
+    token = account("developer", CLAIMS, LOOK, REACH)
+    with open(os.environ["KUBECONFIG"]) as file:
+        settings = yaml.safe_load(file)
+    settings["users"][0]["user"] = {"token": token}
+    developer = config.new_client_from_config_dict(settings)
+    with SandboxClient(with_token(token), api_client=developer) as client:
+        box = client.create_sandbox("plain")
+        says(box, "sh -c 'echo hello'", "hello\n")
+        box.files.write("blob", BLOB)
+        assert box.files.read("blob") == BLOB
+        claim = box.claim_name
+        assert claim in client.list_all_sandboxes()
+        assert fails(ApiException, client.create_sandbox, "plain", namespace="team").status == 403
+    until("its claim is gone", lambda: claim not in client.list_all_sandboxes())
+    done("three rights in one namespace are all that a client needs")
+
+
+def tokens():
+    a_token_for_one_sandbox()
+    a_token_for_everything()
 
 
 if __name__ == "__main__":
