@@ -181,9 +181,9 @@ async fn carry_out(
     Ok(Next::Wait)
 }
 
-/// While claims come in and half of the pool is ready, the API server is theirs: the pool is refilled at walking pace.
+/// While claims come in and a quarter of the pool is ready, the API server is theirs: the pool is refilled at walking pace.
 fn is_urgent(world: &World, pool: &SandboxWarmPool, plan: &Plan) -> bool {
-    plan.ready * 2 < pool.desired() || !world.timings.claimed_within(CALM)
+    plan.ready * 4 < pool.desired() || !world.timings.claimed_within(CALM)
 }
 
 // === impl Recipe ===

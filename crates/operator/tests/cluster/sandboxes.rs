@@ -105,11 +105,12 @@ fn a_ready_pod_without_an_address_is_waited_for() {
         space.sandbox("box", held).await;
         space.until::<Pod>("box", |_| true).await;
         let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
-        let patched =
-            space
-                .api::<Pod>()
-                .patch_status("box", &PatchParams::default(), &Patch::Merge(status));
-        patched.await.expect("it is taken");
+        let pods = space.api::<Pod>();
+        let status = Patch::Merge(status);
+        let patched = pods
+            .patch_status("box", &PatchParams::default(), &status)
+            .await;
+        patched.expect("it is taken");
         let waiting = (
             "False",
             "DependenciesNotReady",
