@@ -112,22 +112,17 @@ fn sources(
 
 /// Writes the error into the claim; what cannot be helped by trying again is not tried again.
 async fn failed(world: &World, claim: &SandboxClaim, error: Error, now: Timestamp) -> Result<Next> {
-    let verdict = match &error {
-        Error::Refused { reason, message } => Verdict::no(reason, message.clone()),
-        Error::Api { .. }
-        | Error::NotOwned(_)
-        | Error::Start(_)
-        | Error::Listen(_)
-        | Error::NotLeader => match error.class() {
-            Class::Permanent => Verdict::no("InvalidConfiguration", format!("Error seen: {error}")),
-            // A lost race is not worth a word: the next pass looks again.
-            Class::Conflict => return Err(error),
-            Class::Gone | Class::Throttled(_) | Class::Transient => {
-                Verdict::no("ReconcilerError", format!("Error seen: {error}"))
-            }
-        },
+    if !error.is_worth_telling() {
+        return Err(error);
+    }
+    let verdict = match (&error, error.class()) {
+        (Error::Refused { reason, message }, _) => Verdict::no(reason, message.clone()),
+        (_, Class::Permanent) => {
+            Verdict::no("InvalidConfiguration", format!("Error seen: {error}"))
+        }
+        (_, _) => Verdict::no("ReconcilerError", format!("Error seen: {error}")),
     };
-    status::write(world, claim, Served::Not(verdict, Next::Wait), now).await?;
+    status::write_keeping(world, claim, verdict, now).await?;
     match error.class() {
         Class::Permanent => Ok(expiry::remaining(claim, now)),
         Class::Conflict | Class::Gone | Class::Throttled(_) | Class::Transient => Err(error),

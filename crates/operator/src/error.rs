@@ -89,6 +89,24 @@ impl Error {
         self.class() == Class::Gone
     }
 
+    /// Whether it belongs into a condition: what is over at the next attempt would only make a ready object flap.
+    pub(crate) fn is_worth_telling(&self) -> bool {
+        match self {
+            Self::Api {
+                source: kube::Error::Api(_),
+                ..
+            } => {
+                matches!(self.class(), Class::Permanent | Class::Transient)
+            }
+            Self::Api { .. } => false,
+            Self::NotOwned(_)
+            | Self::Refused { .. }
+            | Self::Start(_)
+            | Self::Listen(_)
+            | Self::NotLeader => true,
+        }
+    }
+
     /// Whether nobody knows what became of the request: it may have been carried out.
     pub(crate) fn is_ambiguous(&self) -> bool {
         match self {

@@ -153,6 +153,8 @@ impl World {
             gathering: Gathering::default(),
             pool_figures: Gathering::default(),
             refills: Gathering::default(),
+            failing: Known::default(),
+            pool_failing: Known::default(),
             held_up: Known::default(),
             no_template: Known::default(),
             measured: std::sync::Mutex::default(),

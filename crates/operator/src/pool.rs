@@ -44,6 +44,10 @@ struct Recipe {
 pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
     let Some(pool) = world.held.pools.get(key) else {
         world.pool_figures.release(key);
+        world.refills.release(key);
+        for known in [&world.held_up, &world.no_template, &world.pool_failing] {
+            known.changed(key, false);
+        }
         return Ok(Next::Wait);
     };
     if pool.metadata.deletion_timestamp.is_some() {

@@ -56,6 +56,7 @@ pub(crate) struct Children {
 pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
     let Some(sandbox) = world.held.sandboxes.get(key) else {
         world.gathering.release(key);
+        world.failing.changed(key, false);
         return Ok(Next::Wait);
     };
     if sandbox.metadata.deletion_timestamp.is_some() {
@@ -65,7 +66,11 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
     if expiry::is_due(&sandbox, now) {
         return expiry::expire(world, &sandbox, now).await;
     }
-    let children = ensure(world, &sandbox).await;
+    let mut children = ensure(world, &sandbox).await;
+    let passing = |error: &Error| !error.is_worth_telling();
+    if let Some(error) = children.error.take_if(|error| passing(error)) {
+        return Err(error);
+    }
     let written = status::write(world, &sandbox, &children, now).await?;
     if let Some(error) = children.error {
         return failed(error);

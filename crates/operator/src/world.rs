@@ -31,6 +31,9 @@ pub(crate) struct World {
     pub(crate) pool_figures: Gathering,
     /// Pools that are refilled at walking pace.
     pub(crate) refills: Gathering,
+    /// Sandboxes whose pod could not be made, and pools whose sandboxes could not.
+    pub(crate) failing: Known,
+    pub(crate) pool_failing: Known,
     /// Pools that wait for a node.
     pub(crate) held_up: Known,
     /// Pools whose template is missing.
@@ -113,8 +116,8 @@ impl World {
     pub(crate) fn claim_changed(&self, change: &Change<SandboxClaim>) {
         match (&change.before, &change.after) {
             (_, None) => self.timings.forget(&change.key),
-            (None, Some(claim)) => self.timings.saw(claim),
-            (Some(_), Some(_)) => {}
+            (Some(before), Some(claim)) if before.metadata.uid == claim.metadata.uid => {}
+            (_, Some(claim)) => self.timings.saw(claim),
         }
         self.queues.claims.add(change.key.clone());
     }

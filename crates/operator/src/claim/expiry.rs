@@ -55,7 +55,7 @@ pub(super) async fn expire(world: &World, claim: &SandboxClaim, now: Timestamp) 
     let already = claim
         .condition(READY)
         .is_some_and(|c| c.reason == "ClaimExpired");
-    status::write_expired(world, claim, verdict, now).await?;
+    status::write_keeping(world, claim, verdict, now).await?;
     if !already {
         let text = format!(
             "Claim \"{}\" expired",

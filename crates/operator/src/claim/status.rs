@@ -37,8 +37,8 @@ pub(super) async fn write(
     Ok(next)
 }
 
-/// Writes that the claim expired; how its pod ended stays.
-pub(super) async fn write_expired(
+/// Writes what became of the claim itself; which sandbox it has, and how its pod ended, stays.
+pub(super) async fn write_keeping(
     world: &World,
     claim: &SandboxClaim,
     verdict: Verdict,

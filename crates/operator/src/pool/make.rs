@@ -1,6 +1,7 @@
 //! Making the sandboxes of a pool: a few first, twice as many when that went well.
 
 use super::{Recipe, blueprint, owner};
+use crate::cache::Key;
 use crate::crd::names::{
     self, CREATED_BY, LAUNCH_TYPE, TEMPLATE_HASH, TEMPLATE_REF, TEMPLATE_REF_HASH, WARM_POOL,
 };
@@ -24,6 +25,7 @@ pub(super) async fn sandboxes(
     recipe: &Recipe,
     count: usize,
 ) -> Result<()> {
+    let key = Key::of(&pool.metadata);
     let sandbox = desired(pool, recipe);
     let (mut left, mut step) = (count, 1);
     while left > 0 {
@@ -33,18 +35,17 @@ pub(super) async fn sandboxes(
             if error.is_ambiguous() {
                 // It may have been made all the same: what is there is asked before more are made.
                 take_stock(world, pool).await?;
-            } else {
+            } else if error.is_worth_telling() && world.pool_failing.changed(&key, true) {
                 let text = format!("a sandbox could not be made: {error}");
-                world.note(
-                    pool,
-                    Note::warning("SandboxCreateFailed", "Replenishing", text),
-                );
+                let note = Note::warning("SandboxCreateFailed", "Replenishing", text);
+                world.note(pool, note);
             }
             return Err(error);
         }
         left -= now;
         step *= 2;
     }
+    world.pool_failing.changed(&key, false);
     Ok(())
 }
 

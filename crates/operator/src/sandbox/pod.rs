@@ -70,25 +70,21 @@ async fn standing_in_the_way(world: &World, sandbox: &Sandbox) -> Result<Pods> {
 }
 
 async fn create(world: &World, sandbox: &Sandbox) -> Result<Pods> {
+    let key = Key::of(&sandbox.metadata);
     match world.create_pod(&desired(world, sandbox)).await {
         Ok(pod) => {
-            let name = pod.meta.name.clone().unwrap_or_default();
-            world.note(
-                sandbox,
-                Note::normal(
-                    "SandboxPodCreated",
-                    "Creating",
-                    format!("Created Pod \"{name}\""),
-                ),
-            );
+            world.failing.changed(&key, false);
+            let text = format!("Created Pod \"{}\"", key.name);
+            world.note(sandbox, Note::normal("SandboxPodCreated", "Creating", text));
             Ok(Pods::One(Arc::new(pod)))
         }
         Err(error) if error.is_already_exists() => take_over(world, sandbox, error).await,
         Err(error) => {
-            world.note(
-                sandbox,
-                Note::warning("SandboxPodCreateFailed", "Creating", error.to_string()),
-            );
+            // Once, however often it is tried: a quota may last for days.
+            if error.is_worth_telling() && world.failing.changed(&key, true) {
+                let note = Note::warning("SandboxPodCreateFailed", "Creating", error.to_string());
+                world.note(sandbox, note);
+            }
             Err(error)
         }
     }

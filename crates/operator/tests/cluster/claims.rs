@@ -257,6 +257,22 @@ fn labels_that_a_claim_may_not_set_are_refused() {
     });
 }
 
+#[test]
+fn a_bound_claim_that_becomes_wrong_keeps_its_sandbox() {
+    test(async |space| {
+        space.ready_pool("pool", 1).await;
+        space.claim("mine", "pool", json!({})).await;
+        let name = bound(&space.claim_ready("mine").await);
+        let wrong = json!({"spec": {"additionalPodMetadata": {"labels": {"team": "a"}}}});
+        space.patch::<SandboxClaim>("mine", wrong).await;
+        let claim = space.claim_says("mine", "InvalidMetadata").await;
+        assert_eq!(bound(&claim), name);
+        let right = json!({"spec": {"additionalPodMetadata": null}});
+        space.patch::<SandboxClaim>("mine", right).await;
+        assert_eq!(bound(&space.claim_ready("mine").await), name);
+    });
+}
+
 async fn with_policies(space: &Space, policy: &str, container: Value) {
     let spec = json!({
         "envVarsInjectionPolicy": policy, "volumeClaimTemplatesPolicy": policy,

@@ -2,11 +2,12 @@
 
 use crate::kinds::{connect, install_kinds, options};
 use k8e_kube_dev::{Cluster, Options};
+use k8e_operator::crd::names::{self, WARM_POOL};
 use k8e_operator::crd::{Sandbox, SandboxClaim, SandboxWarmPool};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -235,7 +236,20 @@ impl Space {
         self.pool_has(name, replicas).await;
     }
 
+    /// Waits until the pool has so many sandboxes, all ready, and says so. Its figures alone may be of before.
     pub(crate) async fn pool_has(&self, name: &str, ready: u32) -> SandboxWarmPool {
+        let pooled = ListParams::default().labels(&format!("{WARM_POOL}={}", names::hash(name)));
+        self.eventually("the pool has its sandboxes", async || {
+            let members = self
+                .api::<Sandbox>()
+                .list(&pooled)
+                .await
+                .expect("a list")
+                .items;
+            let is_ready = |s: &Sandbox| condition(s.condition("Ready")).0 == "True";
+            members.len() == ready as usize && members.iter().all(is_ready)
+        })
+        .await;
         let ready = i32::try_from(ready).expect("small");
         self.until::<SandboxWarmPool>(name, |pool| {
             let status = pool.status.clone().unwrap_or_default();

@@ -3,7 +3,7 @@
 use crate::rig::{condition, test};
 use k8e_operator::crd::Sandbox;
 use k8e_operator::crd::names::{self, NAME_HASH, PROPAGATED_ANNOTATIONS, PROPAGATED_LABELS};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Service};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -366,6 +366,41 @@ fn what_kubernetes_refuses_is_told_and_not_tried_for_ever() {
                 .2
                 .contains("Not A Name")
         );
+    });
+}
+
+#[test]
+fn a_quota_is_told_once_and_tried_again() {
+    test(async |space| {
+        let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
+        let _: ResourceQuota = space.create(quota).await;
+        // The quota counts from when its status says so.
+        space
+            .until::<ResourceQuota>("none", |q| {
+                q.status.as_ref().is_some_and(|s| s.hard.is_some())
+            })
+            .await;
+        space.sandbox("box", json!({})).await;
+        let told = |s: &Sandbox| condition(s.condition("Ready")).1 == "ReconcilerError";
+        let sandbox = space.until::<Sandbox>("box", told).await;
+        assert!(
+            condition(sandbox.condition("Ready"))
+                .2
+                .contains("exceeded quota")
+        );
+        let failures = async || {
+            let events = space.events("box").await;
+            events
+                .iter()
+                .filter(|(r, _)| r == "SandboxPodCreateFailed")
+                .count()
+        };
+        space
+            .eventually("an event", async || failures().await == 1)
+            .await;
+        space.delete::<ResourceQuota>("none").await;
+        space.sandbox_ready("box").await;
+        assert_eq!(failures().await, 1);
     });
 }
 
