@@ -20,11 +20,15 @@ use k8s_openapi::jiff::Timestamp;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bind::Adopted;
 use find::Existing;
 pub(crate) use notes::annotate;
 
 /// A pool or a template that is missing is looked for again this often; the watch usually tells earlier.
 const MISSING_RECHECK: Duration = Duration::from_secs(60);
+
+/// What is contradictory is looked at again after this.
+const RECHECK: Next = Next::After(Duration::from_millis(200));
 
 /// One pass over one claim.
 pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
@@ -73,13 +77,26 @@ async fn serve(world: &World, claim: &SandboxClaim) -> Result<Served> {
         Ok(sources) => sources,
         Err(missing) => return Ok(Served::Not(missing, Next::After(MISSING_RECHECK))),
     };
-    if !claim.needs_cold_start()
-        && let Some(sandbox) = bind::adopt(world, claim, &pool, &template).await?
-    {
-        return Ok(Served::By(sandbox));
+    if !claim.needs_cold_start() {
+        match bind::adopt(world, claim, &pool, &template).await? {
+            Adopted::One(sandbox) => return Ok(Served::By(sandbox)),
+            Adopted::Contested(why) => {
+                let words = format!("{why}; the next pass retries from a converged view");
+                return Ok(Served::Not(Verdict::no("AdoptionConflict", words), RECHECK));
+            }
+            Adopted::None => {}
+        }
     }
-    let sandbox = cold::start(world, claim, &pool, &template).await?;
-    Ok(Served::By(sandbox))
+    match cold::start(world, claim, &pool, &template).await? {
+        Some(sandbox) => Ok(Served::By(sandbox)),
+        None => {
+            let words = "Sandbox already created; waiting for cache to converge";
+            Ok(Served::Not(
+                Verdict::no("SandboxCreatePending", words),
+                RECHECK,
+            ))
+        }
+    }
 }
 
 /// The pool of a claim and its template.

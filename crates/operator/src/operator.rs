@@ -153,6 +153,7 @@ impl World {
             gathering: Gathering::default(),
             pool_figures: Gathering::default(),
             refills: Gathering::default(),
+            delays: Gathering::default(),
             failing: Known::default(),
             pool_failing: Known::default(),
             held_up: Known::default(),

@@ -74,6 +74,14 @@ pub struct ControllerOptions {
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = workers)]
     pub sandbox_warm_pool_max_batch_size: usize,
 
+    /// How long a pool waits before it replaces sandboxes that were claimed
+    #[arg(long, default_value = "0", value_name = "DURATION", value_parser = duration)]
+    pub sandbox_warm_pool_replenish_delay: Duration,
+
+    /// Sandboxes that a pool makes in a second at most; 0 for as many as the API server takes
+    #[arg(long, default_value_t = 0.0, value_name = "N", value_parser = rate)]
+    pub sandbox_warm_pool_max_refill_rate: f64,
+
     /// A waiting sandbox that is not ready after this long is replaced
     #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
     pub sandbox_warm_pool_readiness_grace_period: Duration,
@@ -122,12 +130,6 @@ pub struct AcceptedOptions {
     /// Pods, Services and volumes are always watched by label
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub cache_label_selectors: Option<bool>,
-    /// A pool is refilled at once
-    #[arg(long, value_name = "DURATION")]
-    pub sandbox_warm_pool_replenish_delay: Option<String>,
-    /// A pool is refilled as fast as the API server takes it
-    #[arg(long, value_name = "N")]
-    pub sandbox_warm_pool_max_refill_rate: Option<String>,
     /// Pod labels are written at once, after the claim is ready
     #[arg(long, value_name = "DURATION")]
     pub sandbox_write_behind_window: Option<String>,
@@ -193,6 +195,13 @@ fn workers(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n @ 1..=10_000) => Ok(n),
         _ => Err("a number from 1 to 10000".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (0.0..=10_000.0).contains(&rate) => Ok(rate),
+        _ => Err("a number of sandboxes a second, from 0 to 10000".to_owned()),
     }
 }
 

@@ -45,6 +45,7 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
     let Some(pool) = world.held.pools.get(key) else {
         world.pool_figures.release(key);
         world.refills.release(key);
+        world.delays.release(key);
         for known in [&world.held_up, &world.no_template, &world.pool_failing] {
             known.changed(key, false);
         }
@@ -173,21 +174,32 @@ async fn carry_out(
     let Some(recipe) = recipe.filter(|_| plan.create > 0) else {
         return Ok(Next::Wait);
     };
-    if !is_urgent(world, pool, plan) {
-        let key = Key::of(&pool.metadata);
-        if let Some(wait) = world.refills.hold(&key, GENTLE_PAUSE) {
-            return Ok(Next::After(wait));
-        }
-        make::sandboxes(world, pool, recipe, 1).await?;
-        return Ok(Next::After(GENTLE_PAUSE));
+    let key = Key::of(&pool.metadata);
+    let delay = world.options.sandbox_warm_pool_replenish_delay;
+    if !delay.is_zero()
+        && let Some(wait) = world.delays.hold(&key, delay)
+    {
+        return Ok(Next::After(wait));
     }
-    make::sandboxes(world, pool, recipe, plan.create).await?;
-    Ok(Next::Wait)
+    let Some(pause) = pause(world, pool, plan) else {
+        make::sandboxes(world, pool, recipe, plan.create).await?;
+        return Ok(Next::Wait);
+    };
+    if let Some(wait) = world.refills.hold(&key, pause) {
+        return Ok(Next::After(wait));
+    }
+    make::sandboxes(world, pool, recipe, 1).await?;
+    Ok(Next::After(pause))
 }
 
-/// While claims come in and a quarter of the pool is ready, the API server is theirs: the pool is refilled at walking pace.
-fn is_urgent(world: &World, pool: &SandboxWarmPool, plan: &Plan) -> bool {
-    plan.ready * 4 < pool.desired() || !world.timings.claimed_within(CALM)
+/// The time between two sandboxes, where they are not made all at once: what the operator was told, and while claims
+/// come in and a quarter of the pool is ready, walking pace: the API server is theirs.
+fn pause(world: &World, pool: &SandboxWarmPool, plan: &Plan) -> Option<Duration> {
+    let rate = world.options.sandbox_warm_pool_max_refill_rate;
+    let told = (rate > 0.0).then(|| Duration::from_secs_f64(1.0 / rate.max(0.001)));
+    let calm = plan.ready * 4 < pool.desired() || !world.timings.claimed_within(CALM);
+    let gentle = (!calm).then_some(GENTLE_PAUSE);
+    told.max(gentle)
 }
 
 // === impl Recipe ===

@@ -31,6 +31,8 @@ pub(crate) struct World {
     pub(crate) pool_figures: Gathering,
     /// Pools that are refilled at walking pace.
     pub(crate) refills: Gathering,
+    /// Pools that wait before they are refilled.
+    pub(crate) delays: Gathering,
     /// Sandboxes whose pod could not be made, and pools whose sandboxes could not.
     pub(crate) failing: Known,
     pub(crate) pool_failing: Known,

@@ -20,17 +20,28 @@ use std::sync::Arc;
 /// Candidates that another writer may snatch in one pass.
 const ATTEMPTS: usize = 3;
 
+/// What came of it.
+pub(super) enum Adopted {
+    /// The claim has this sandbox now.
+    One(Arc<Sandbox>),
+    /// There are candidates, and somebody else changes them.
+    Contested(Error),
+    /// There is none.
+    None,
+}
+
 /// Gives the claim a warm sandbox, or says that there is none.
 pub(super) async fn adopt(
     world: &World,
     claim: &SandboxClaim,
     pool: &SandboxWarmPool,
     template: &SandboxTemplate,
-) -> Result<Option<Arc<Sandbox>>> {
+) -> Result<Adopted> {
     if let Some(sandbox) = interrupted(world, claim, pool) {
         let key = Key::of(&sandbox.metadata);
         take(world, claim, template, &sandbox).await?;
-        return Ok(world.held.sandboxes.get(&key));
+        let adopted = world.held.sandboxes.get(&key);
+        return Ok(adopted.map_or(Adopted::None, Adopted::One));
     }
     let fresh = blueprint::hash(template);
     let strict = pool.strategy() == UpdateStrategyType::Recreate;
@@ -45,7 +56,7 @@ pub(super) async fn adopt(
             !(leaving || stale && !same_blueprint(world, &candidate.key, template))
         };
         let Some(candidate) = world.assigner.take(uid(&pool.metadata), usable) else {
-            return Ok(None);
+            return Ok(Adopted::None);
         };
         let result = adopt_candidate(world, claim, template, &candidate).await;
         world.assigner.give_back(&candidate);
@@ -55,7 +66,7 @@ pub(super) async fn adopt(
                 let text = format!("Adopted warm pool Sandbox \"{name}\"");
                 world.note(claim, Note::normal("SandboxAdopted", "Adoption", text));
                 metrics::claim_created(claim, template, "warm", candidate.ready);
-                return Ok(Some(sandbox));
+                return Ok(Adopted::One(sandbox));
             }
             Err(error) if matches!(error.class(), Class::Conflict | Class::Gone) => {
                 world.reread_sandbox(&candidate.key).await?; // somebody was faster, or it changed
@@ -65,7 +76,7 @@ pub(super) async fn adopt(
         }
     }
     // There are candidates: the next pass looks at them anew rather than starting cold.
-    lost.map_or(Ok(None), Err)
+    Ok(lost.map_or(Adopted::None, Adopted::Contested))
 }
 
 async fn adopt_candidate(

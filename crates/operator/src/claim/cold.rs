@@ -15,13 +15,13 @@ use crate::world::World;
 use kube::api::ObjectMeta;
 use std::sync::Arc;
 
-/// Makes the claim's sandbox.
+/// Makes the claim's sandbox. `None`: its name is taken, and by nothing that can be seen.
 pub(super) async fn start(
     world: &World,
     claim: &SandboxClaim,
     pool: &SandboxWarmPool,
     template: &SandboxTemplate,
-) -> Result<Arc<Sandbox>> {
+) -> Result<Option<Arc<Sandbox>>> {
     let sandbox = desired(claim, pool, template)?;
     let key = Key::of(&claim.metadata);
     match world.create_sandbox(&sandbox).await {
@@ -32,10 +32,12 @@ pub(super) async fn start(
                 Note::normal("SandboxProvisioned", "Provisioning", text),
             );
             metrics::claim_created(claim, template, "cold", false);
-            Ok(Arc::new(made))
+            Ok(Some(Arc::new(made)))
         }
         Err(error) if error.is_already_exists() => {
-            let found = world.reread_sandbox(&key).await?.ok_or(error)?;
+            let Some(found) = world.reread_sandbox(&key).await? else {
+                return Ok(None);
+            };
             let ours =
                 controller_of(&found.metadata).is_some_and(|o| o.uid == uid(&claim.metadata));
             if !ours {
@@ -45,7 +47,7 @@ pub(super) async fn start(
                 );
                 return Err(Error::NotOwned(message));
             }
-            Ok(Arc::new(found))
+            Ok(Some(Arc::new(found)))
         }
         Err(error) => Err(error),
     }

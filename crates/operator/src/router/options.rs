@@ -101,7 +101,7 @@ pub struct Options {
     /// Sandboxes of this namespace only; unset for all.
     #[arg(long, value_name = "NAMESPACE")]
     pub cache_namespace: Option<String>,
-    /// Also take <PREFIX>/<namespace>/<sandbox>/<port>/… as an address, for clients that cannot send headers.
+    /// Also take PREFIX/NAMESPACE/SANDBOX/PORT/… as an address, for clients that cannot send headers.
     #[arg(long, value_name = "PREFIX")]
     pub path_routing_prefix: Option<String>,
     /// Let a pod's address be 127.0.0.1: for a router beside its sandbox, and for tests.

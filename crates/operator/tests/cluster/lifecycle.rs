@@ -5,7 +5,7 @@ use k8e_operator::crd::{Sandbox, SandboxClaim};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 fn soon() -> String {
@@ -264,5 +264,29 @@ fn a_namespace_goes_with_all_it_has() {
                     .is_none()
             })
             .await;
+    });
+}
+
+#[test]
+fn a_sandbox_that_a_claim_names_and_does_not_own_is_left_alone() {
+    test(async |space| {
+        space.sandbox("theirs", json!({})).await;
+        space.sandbox_ready("theirs").await;
+        space
+            .claim("mine", "none", json!({"lifecycle": {"shutdownTime": PAST}}))
+            .await;
+        space.claim_says("mine", "ClaimExpired").await;
+        let claims = space.api::<SandboxClaim>();
+        let status = Patch::Merge(json!({"status": {"sandbox": {"name": "theirs"}}}));
+        let patched = claims
+            .patch_status("mine", &PatchParams::default(), &status)
+            .await;
+        patched.expect("it is taken");
+        let skipped = |c: &SandboxClaim| {
+            let words = condition(c.condition("Ready")).2;
+            words.starts_with("Claim expired. ") && words.ends_with("; deletion skipped.")
+        };
+        space.until::<SandboxClaim>("mine", skipped).await;
+        assert!(space.get::<Sandbox>("theirs").await.is_some());
     });
 }

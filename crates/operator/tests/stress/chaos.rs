@@ -1,6 +1,7 @@
 //! Everything breaks under load, and what is left is exactly what was wanted.
 
 use crate::child::Operator;
+use crate::faults::Faults;
 use crate::kinds::{connect, install_kinds};
 use crate::load::{api, claim, make_pool, none_twice, observe, pool_is_full};
 use k8e_kube_dev::{Cluster, Options};
@@ -44,7 +45,7 @@ fn what_is_left_is_what_was_wanted() {
     let load = runtime.spawn(load(client.clone(), duration()));
     let (started, mut lives) = (Instant::now(), 0);
     while started.elapsed() < duration() {
-        let operator = Operator::start(&kubeconfig, true);
+        let operator = Operator::start(&kubeconfig, Faults::Storm);
         std::thread::sleep(LIFE);
         drop(operator); // kill -9
         lives += 1;
@@ -58,7 +59,7 @@ fn what_is_left_is_what_was_wanted() {
         "{lives} operators died; {} claims are to be served",
         wanted.len()
     );
-    let _last = Operator::start(&kubeconfig, false);
+    let _last = Operator::start(&kubeconfig, Faults::None);
     runtime.block_on(async {
         pool_is_full(&client, REPLICAS, AT_MOST).await;
         comes_to_rest(&client, &wanted).await;

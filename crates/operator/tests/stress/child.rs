@@ -1,6 +1,6 @@
 //! The operator in a child process: this test binary, started again with one "test" that is the operator.
 
-use crate::faults;
+use crate::faults::{self, Faults};
 use crate::kinds::{config, options};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -30,7 +30,12 @@ fn operator_process() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         let config = config(Path::new(&kubeconfig)).await;
-        let client = faults::client(config, std::env::var_os(FAULTS).is_some());
+        let faults = match std::env::var(FAULTS).as_deref() {
+            Ok("Storm") => Faults::Storm,
+            Ok("Stubborn") => Faults::Stubborn,
+            _ => Faults::None,
+        };
+        let client = faults::client(config, faults);
         let stop = async {
             let mut terminate =
                 tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
@@ -44,20 +49,18 @@ fn operator_process() {
 }
 
 impl Operator {
-    /// Starts it; `faulty`: its requests meet errors and its watches are cut.
-    pub(crate) fn start(kubeconfig: &Path, faulty: bool) -> Self {
+    /// Starts it, with these faults between it and the API server.
+    pub(crate) fn start(kubeconfig: &Path, faults: Faults) -> Self {
         let (probe, metrics) = (free_port(), free_port());
         let mut command = Command::new(std::env::current_exe().expect("our own path"));
         command
             .args(["child::operator_process", "--exact", "--nocapture"])
             .env(KUBECONFIG, kubeconfig)
+            .env(FAULTS, format!("{faults:?}"))
             .env(PROBE_PORT, probe.to_string())
             .env(METRICS_PORT, metrics.to_string())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        if faulty {
-            command.env(FAULTS, "1");
-        }
         Self {
             child: command.spawn().expect("the operator starts"),
             probe,

@@ -14,28 +14,40 @@ use tower::{BoxError, Layer, Service};
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
-/// A client with or without faults.
-pub(crate) fn client(config: Config, faulty: bool) -> Client {
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Faults {
+    /// Nothing.
+    None,
+    /// Anything, now and then.
+    Storm,
+    /// Always the same: pods cannot be read, and sandboxes neither changed nor made.
+    Stubborn,
+}
+
+/// A client with these faults.
+pub(crate) fn client(config: Config, faults: Faults) -> Client {
     let builder = ClientBuilder::try_from(config).expect("a client");
-    if faulty {
-        builder.with_layer(&Faults).build()
-    } else {
-        builder.build()
+    match faults {
+        Faults::None => builder.build(),
+        Faults::Storm | Faults::Stubborn => builder.with_layer(&faults).build(),
     }
 }
 
-struct Faults;
-
 #[derive(Clone)]
-struct Faulty<S> {
+pub(crate) struct Faulty<S> {
     inner: S,
+    faults: Faults,
 }
 
 impl<S> Layer<S> for Faults {
     type Service = Faulty<S>;
 
     fn layer(&self, inner: S) -> Faulty<S> {
-        Faulty { inner }
+        Faulty {
+            inner,
+            faults: *self,
+        }
     }
 }
 
@@ -56,6 +68,19 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if self.faults == Faults::Stubborn {
+            let refused = stubborn(&request);
+            let answer = self.inner.call(request);
+            return Box::pin(async move {
+                match refused {
+                    Some(refused) => Ok(refused),
+                    None => {
+                        let answer = answer.await.map_err(Into::into)?;
+                        Ok(answer.map(|body| Cut::new(body, None).boxed_unsync()))
+                    }
+                }
+            });
+        }
         let is_watch = request
             .uri()
             .query()
@@ -78,6 +103,21 @@ where
             Ok(answer.map(|body| Cut::new(body, cut_after).boxed_unsync()))
         })
     }
+}
+
+fn stubborn(request: &Request<Body>) -> Option<Answer> {
+    let path = request.uri().path();
+    let method = request.method();
+    if method == Method::GET && path.contains("/pods/") {
+        return Some(refused(500, "InternalError"));
+    }
+    if method == Method::PATCH && path.contains("/sandboxes/") && !path.ends_with("/status") {
+        return Some(refused(409, "Conflict"));
+    }
+    if method == Method::POST && path.ends_with("/sandboxes") {
+        return Some(refused(409, "AlreadyExists"));
+    }
+    None
 }
 
 /// A number below 100.

@@ -12,3 +12,4 @@ mod faults;
 mod kinds;
 mod load;
 mod scale;
+mod stubborn;

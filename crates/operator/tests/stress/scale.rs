@@ -1,6 +1,7 @@
 //! Many objects: a pool under claims at a fixed rate, and thousands of sandboxes at rest.
 
 use crate::child::Operator;
+use crate::faults::Faults;
 use crate::kinds::{connect, install_kinds};
 use crate::load::{self, api, claim, make_pool, none_twice, observe, pool_is_full};
 use k8e_kube_dev::{Cluster, Options};
@@ -71,7 +72,7 @@ fn claims_at_a_rate_and_thousands_of_sandboxes() {
     let as_itself = cluster
         .service_account_kubeconfig("default", "operator")
         .expect("an account");
-    let operator = Operator::start(&as_itself, false);
+    let operator = Operator::start(&as_itself, Faults::None);
     operator.wait_ready();
     runtime.block_on(warm_claims(&client, &size));
     writes_per_claim(&cluster.dir().join("audit.log"), size.claims);
@@ -212,7 +213,7 @@ async fn at_rest(client: &Client, kubeconfig: &Path, size: &Size) {
         .delete_collection(&delete, &ListParams::default())
         .await
         .expect("deleted");
-    let mut operator = Operator::start(kubeconfig, false);
+    let mut operator = Operator::start(kubeconfig, Faults::None);
     operator.wait_ready();
     settle(&operator, client, 0).await;
     println!(
@@ -263,7 +264,7 @@ async fn at_rest(client: &Client, kubeconfig: &Path, size: &Size) {
     lists.sort_unstable();
     drop(operator);
     let started = Instant::now();
-    operator = Operator::start(kubeconfig, false);
+    operator = Operator::start(kubeconfig, Faults::None);
     operator.wait_ready();
     while operator.backlog() != Some(0.0) {
         assert!(
