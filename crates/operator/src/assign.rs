@@ -3,13 +3,13 @@
 //! The index only proposes. What decides is the API server: the write that changes the owner of a sandbox names the
 //! version that was looked at, so of two writers one loses and looks again.
 
-use crate::cache::{Change, Key};
+use crate::cache::Key;
 use crate::crd::conditions::{FINISHED, POD_SCHEDULED, READY, is_true};
 use crate::crd::names::{TEMPLATE_HASH, TEMPLATE_REF_HASH, WARM_POOL};
 use crate::crd::{OperatingMode, Sandbox};
 use crate::held::{controller_of, label};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// A sandbox that waits in a pool.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -144,30 +144,26 @@ impl Candidates {
 // === impl Assigner ===
 
 impl Assigner {
-    /// Keeps the index true.
-    pub(crate) fn sandbox_changed(&self, change: &Change<Sandbox>) {
-        let candidate = change.after.as_deref().and_then(Candidate::of);
+    /// Keeps the index true. The table is read under the lock: of two changes that come in the wrong order, the last
+    /// one to come sees what is there, not what was.
+    pub(crate) fn refresh(&self, key: &Key, current: impl FnOnce() -> Option<Arc<Sandbox>>) {
         let mut state = self.lock();
-        let home = state.home.get(&change.key).cloned();
+        let candidate = current().as_deref().and_then(Candidate::of);
+        let home = state.home.get(key).cloned();
         let stays = home.as_ref() == candidate.as_ref().map(|c| &c.pool);
         if let Some(pool) = home.filter(|_| !stays) {
-            state.home.remove(&change.key);
+            state.home.remove(key);
             if let Some(candidates) = state.pools.get_mut(&pool) {
-                candidates.withdraw(&change.key);
+                candidates.withdraw(key);
                 if candidates.is_empty() {
                     state.pools.remove(&pool);
                 }
             }
         }
         if let Some(candidate) = candidate {
-            state
-                .home
-                .insert(change.key.clone(), candidate.pool.clone());
-            state
-                .pools
-                .entry(candidate.pool.clone())
-                .or_default()
-                .offer(candidate);
+            state.home.insert(key.clone(), candidate.pool.clone());
+            let pool = state.pools.entry(candidate.pool.clone()).or_default();
+            pool.offer(candidate);
         }
     }
 

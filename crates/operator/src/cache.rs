@@ -36,7 +36,8 @@ pub(crate) struct Cache<T> {
 struct Table<T> {
     objects: HashMap<Key, Entry<T>>,
     index: HashMap<String, HashSet<Key>>,
-    deleted: HashSet<String>,
+    /// Uid and version at its deletion: an object may come back into a watch by label.
+    deleted: HashMap<String, u64>,
     deletions: VecDeque<String>,
     /// Counts changes; a list replaces only what was here before it began.
     clock: u64,
@@ -92,7 +93,7 @@ impl<T> Default for Cache<T> {
             table: RwLock::new(Table {
                 objects: HashMap::new(),
                 index: HashMap::new(),
-                deleted: HashSet::new(),
+                deleted: HashMap::new(),
                 deletions: VecDeque::new(),
                 clock: 0,
                 relist: None,
@@ -134,7 +135,8 @@ impl<T: Held> Cache<T> {
             relist.seen.insert(key.clone());
         }
         let uid = object.meta().uid.clone().unwrap_or_default();
-        if table.deleted.contains(&uid) {
+        let gone_at = table.deleted.get(&uid);
+        if gone_at.is_some_and(|at| version(object.meta()) <= *at) {
             return None;
         }
         let known = table.objects.get(&key);
@@ -148,9 +150,16 @@ impl<T: Held> Cache<T> {
     pub(crate) fn remove(&self, meta: &ObjectMeta) -> Option<Change<T>> {
         let mut table = self.write();
         let key = Key::of(meta);
-        table.remember_deleted(meta.uid.clone().unwrap_or_default());
+        table.remember_deleted(meta.uid.clone().unwrap_or_default(), version(meta));
         let known = table.objects.get(&key)?;
         (known.object.meta().uid == meta.uid).then(|| table.replace(key, None))
+    }
+
+    /// An object that a list brought and nobody can read: it is there, and what is known of it stays.
+    pub(crate) fn saw(&self, meta: &ObjectMeta) {
+        if let Some(relist) = &mut self.write().relist {
+            relist.seen.insert(Key::of(meta));
+        }
     }
 
     /// A list begins: what it does not bring is gone.
@@ -214,8 +223,8 @@ impl<T: Held> Table<T> {
         Change { key, before, after }
     }
 
-    fn remember_deleted(&mut self, uid: String) {
-        if self.deleted.insert(uid.clone()) {
+    fn remember_deleted(&mut self, uid: String, at: u64) {
+        if self.deleted.insert(uid.clone(), at).is_none() {
             self.deletions.push_back(uid);
         }
         if self.deletions.len() > REMEMBERED_DELETIONS
@@ -277,6 +286,11 @@ mod tests {
         cache.put(thing("a", "1", 5, "x"));
         assert!(cache.remove(&thing("a", "1", 7, "x").0).is_some());
         assert!(cache.put(thing("a", "1", 6, "x")).is_none());
+        assert!(
+            cache.put(thing("b", "1", 9, "x")).is_some(),
+            "it came back into a watch by label"
+        );
+        cache.remove(&thing("b", "1", 10, "x").0);
         assert!(
             cache.put(thing("a", "2", 8, "x")).is_some(),
             "another object of that name"

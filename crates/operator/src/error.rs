@@ -55,6 +55,21 @@ pub(crate) enum Class {
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
+/// An answer that takes longer never comes: the connection died without a word.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// The answer to a request, or an error in time: a pass that waits for ever keeps its object from every other.
+pub(crate) async fn within<T>(
+    answer: impl Future<Output = std::result::Result<T, kube::Error>>,
+) -> std::result::Result<T, kube::Error> {
+    match tokio::time::timeout(ANSWER_WITHIN, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(kube::Error::Service(
+            "the API server did not answer in time".into(),
+        )),
+    }
+}
+
 /// Gives an error of the client its request.
 pub(crate) trait Context<T> {
     /// `what` is verb, kind and name.

@@ -1,5 +1,6 @@
 //! Events that people see in `kubectl describe`. They are sent in the background, and dropped rather than waited for.
 
+use crate::error::within;
 use crate::world::World;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -68,7 +69,8 @@ impl NoteBook {
                 let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
                 counter!("k8e_operator_writes_total", "kind" => "Event", "verb" => "create")
                     .increment(1);
-                if let Err(error) = api.create(&PostParams::default(), &event).await {
+                let new = PostParams::default();
+                if let Err(error) = within(api.create(&new, &event)).await {
                     tracing::debug!(%error, "an event was not taken");
                 }
             }

@@ -27,6 +27,13 @@ impl Gathering {
         None
     }
 
+    /// As [`Self::hold`], but what is due stays due until it is released.
+    pub(crate) fn left(&self, key: &Key, window: Duration) -> Option<Duration> {
+        let now = Instant::now();
+        let at = *self.lock().entry(key.clone()).or_insert(now + window);
+        (at > now).then(|| at - now)
+    }
+
     /// The write was made.
     pub(crate) fn release(&self, key: &Key) {
         self.lock().remove(key);

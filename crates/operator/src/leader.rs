@@ -14,8 +14,10 @@ const LEASE: &str = "a3317529.agent-sandbox.x-k8s.io";
 /// How long a lease holds without being renewed.
 const DURATION: Duration = Duration::from_secs(15);
 /// A holder that could not renew for this long stops, well before another may begin.
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(8);
 const RENEW: Duration = Duration::from_secs(2);
+/// How long one attempt may take.
+const ATTEMPT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Leadership {
     api: Api<Lease>,
@@ -42,10 +44,14 @@ impl Leadership {
     pub(crate) async fn acquire(&self) {
         let mut foreign: Option<Foreign> = None;
         loop {
-            match self.attempt(&mut foreign).await {
-                Ok(true) => return,
-                Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "the lease could not be taken; trying again"),
+            let attempt = tokio::time::timeout(ATTEMPT, self.attempt(&mut foreign)).await;
+            match attempt {
+                Ok(Ok(true)) => return,
+                Ok(Ok(false)) => {}
+                Err(_) => tracing::warn!("nobody answered about the lease; trying again"),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "the lease could not be taken; trying again")
+                }
             }
             tokio::time::sleep(RENEW).await;
         }
@@ -56,9 +62,11 @@ impl Leadership {
         let mut renewed = Instant::now();
         loop {
             tokio::time::sleep(RENEW).await;
+            // It holds from when it was asked for, not from when the answer came.
+            let began = Instant::now();
             let attempt = tokio::time::timeout(RENEW, self.attempt(&mut None)).await;
             match attempt {
-                Ok(Ok(true)) => renewed = Instant::now(),
+                Ok(Ok(true)) => renewed = began,
                 Ok(Ok(false)) => return Error::NotLeader,
                 Ok(Err(error)) => tracing::warn!(%error, "the lease was not renewed; trying again"),
                 Err(_) => tracing::warn!("the lease was not renewed in time; trying again"),

@@ -1,5 +1,6 @@
 //! Metrics: the names and bounds that dashboards of the agent-sandbox controller know, and finer ones beside them.
 
+use crate::cache::Key;
 use crate::crd::conditions::{READY, is_true};
 use crate::crd::names::{
     CLIENT_REQUESTED_AT, CREATED_BY, LAUNCH_TYPE, TEMPLATE_REF, WEBHOOK_OBSERVED_AT, known_client,
@@ -125,23 +126,19 @@ pub(crate) fn claim_created(
 }
 
 /// A claim is ready for the first time.
-pub(crate) fn claim_ready(claim: &SandboxClaim, sandbox: &Sandbox, seen: &Seen) {
+pub(crate) fn claim_ready(world: &World, claim: &SandboxClaim, sandbox: &Sandbox, seen: &Seen) {
     let Some(ready) = seen.ready else {
         return;
     };
-    let launch = label(&sandbox.metadata, LAUNCH_TYPE)
-        .unwrap_or("cold")
-        .to_owned();
-    let template = annotation(&sandbox.metadata, TEMPLATE_REF)
-        .unwrap_or_default()
-        .to_owned();
+    let launch = launch_of(sandbox);
+    let template = world.template_of(sandbox);
     let since = |start: Timestamp| ready.duration_since(start).as_secs_f64().max(0.0);
     let record = |name: &'static str, milliseconds: f64| {
-        histogram!(name, "launch_type" => launch.clone(), "sandbox_template" => template.clone())
+        histogram!(name, "launch_type" => launch, "sandbox_template" => template.clone())
             .record(milliseconds);
     };
     record(CONTROLLER_LATENCY, since(seen.observed) * 1000.0);
-    histogram!(FINE_LATENCY, "launch_type" => launch.clone()).record(since(seen.observed));
+    histogram!(FINE_LATENCY, "launch_type" => launch).record(since(seen.observed));
     for (name, key) in [
         (CLIENT_LATENCY, CLIENT_REQUESTED_AT),
         (WEBHOOK_LATENCY, WEBHOOK_OBSERVED_AT),
@@ -154,7 +151,7 @@ pub(crate) fn claim_ready(claim: &SandboxClaim, sandbox: &Sandbox, seen: &Seen) 
 }
 
 /// A sandbox is ready for the first time.
-pub(crate) fn sandbox_ready(sandbox: &Sandbox) {
+pub(crate) fn sandbox_ready(world: &World, sandbox: &Sandbox) {
     let Some(created) = &sandbox.metadata.creation_timestamp else {
         return;
     };
@@ -162,18 +159,18 @@ pub(crate) fn sandbox_ready(sandbox: &Sandbox) {
     histogram!(
         CREATION_LATENCY,
         "namespace" => sandbox.metadata.namespace.clone().unwrap_or_default(),
-        "launch_type" => label(&sandbox.metadata, LAUNCH_TYPE).unwrap_or("cold").to_owned(),
-        "sandbox_template" => template_of(sandbox)
+        "launch_type" => launch_of(sandbox),
+        "sandbox_template" => world.template_of(sandbox)
     )
     .record(age.max(0.0));
 }
 
 /// A sandbox's time was up.
-pub(crate) fn sandbox_expired(sandbox: &Sandbox) {
+pub(crate) fn sandbox_expired(world: &World, sandbox: &Sandbox) {
     counter!(
         "agent_sandbox_expired_total",
         "namespace" => sandbox.metadata.namespace.clone().unwrap_or_default(),
-        "sandbox_template" => template_of(sandbox),
+        "sandbox_template" => world.template_of(sandbox),
         "owned_by" => owned_by(sandbox),
         "shutdown_policy" => format!("{:?}", sandbox.spec.shutdown_policy.unwrap_or_default())
     )
@@ -181,11 +178,11 @@ pub(crate) fn sandbox_expired(sandbox: &Sandbox) {
 }
 
 /// A sandbox's pod ended by itself.
-pub(crate) fn sandbox_finished(sandbox: &Sandbox, reason: &str) {
+pub(crate) fn sandbox_finished(world: &World, sandbox: &Sandbox, reason: &str) {
     counter!(
         "agent_sandbox_finished_total",
         "namespace" => sandbox.metadata.namespace.clone().unwrap_or_default(),
-        "sandbox_template" => template_of(sandbox),
+        "sandbox_template" => world.template_of(sandbox),
         "owned_by" => owned_by(sandbox),
         "reason" => reason.to_owned()
     )
@@ -197,7 +194,7 @@ impl World {
     pub(crate) fn measure(&self) {
         let mut counts: BTreeMap<[String; 8], u32> = BTreeMap::new();
         for sandbox in self.held.sandboxes.all() {
-            *counts.entry(state_of(&sandbox)).or_default() += 1;
+            *counts.entry(self.state_of(&sandbox)).or_default() += 1;
         }
         // States that nothing is in any more must not keep their last value.
         let mut last = self
@@ -259,33 +256,54 @@ fn set_sandboxes(labels: &[String; 8], count: u32) {
     .set(f64::from(count));
 }
 
-fn state_of(sandbox: &Sandbox) -> [String; 8] {
-    let meta = &sandbox.metadata;
-    let ready = sandbox.condition(READY);
-    let expired = ready.is_some_and(|c| c.reason == "SandboxExpired");
-    let mode = match sandbox.operating_mode() {
-        OperatingMode::Running => "Running",
-        OperatingMode::Suspended => "Suspended",
-    };
-    [
-        meta.namespace.clone().unwrap_or_default(),
-        is_true(ready).to_string(),
-        expired.to_string(),
-        label(meta, LAUNCH_TYPE).unwrap_or("unknown").to_owned(),
-        template_of(sandbox),
-        owned_by(sandbox),
-        known_client(label(meta, CREATED_BY)).to_owned(),
-        mode.to_owned(),
-    ]
+// Labels have few values, none of which a user can make up: a series once made stays.
+
+impl World {
+    fn state_of(&self, sandbox: &Sandbox) -> [String; 8] {
+        let meta = &sandbox.metadata;
+        let ready = sandbox.condition(READY);
+        let expired = ready.is_some_and(|c| c.reason == "SandboxExpired");
+        let mode = match sandbox.operating_mode() {
+            OperatingMode::Running => "Running",
+            OperatingMode::Suspended => "Suspended",
+        };
+        [
+            meta.namespace.clone().unwrap_or_default(),
+            is_true(ready).to_string(),
+            expired.to_string(),
+            launch_of(sandbox).to_owned(),
+            self.template_of(sandbox),
+            owned_by(sandbox).to_owned(),
+            known_client(label(meta, CREATED_BY)).to_owned(),
+            mode.to_owned(),
+        ]
+    }
+
+    /// The template of a sandbox, if there is one of that name.
+    fn template_of(&self, sandbox: &Sandbox) -> String {
+        let meta = &sandbox.metadata;
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let name = annotation(meta, TEMPLATE_REF).unwrap_or_default();
+        match self.held.templates.get(&Key::new(namespace, name)) {
+            Some(_) => name.to_owned(),
+            None => "unknown".to_owned(),
+        }
+    }
 }
 
-fn template_of(sandbox: &Sandbox) -> String {
-    annotation(&sandbox.metadata, TEMPLATE_REF)
-        .unwrap_or("unknown")
-        .to_owned()
+fn launch_of(sandbox: &Sandbox) -> &'static str {
+    match label(&sandbox.metadata, LAUNCH_TYPE) {
+        Some("warm") => "warm",
+        Some("cold") => "cold",
+        _ => "unknown",
+    }
 }
 
-fn owned_by(sandbox: &Sandbox) -> String {
-    let owner = controller_of(&sandbox.metadata).map(|owner| owner.kind.as_str());
-    owner.unwrap_or("None").to_owned()
+fn owned_by(sandbox: &Sandbox) -> &'static str {
+    match controller_of(&sandbox.metadata).map(|owner| owner.kind.as_str()) {
+        Some("SandboxClaim") => "SandboxClaim",
+        Some("SandboxWarmPool") => "SandboxWarmPool",
+        Some(_) => "Other",
+        None => "None",
+    }
 }

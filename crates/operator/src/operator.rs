@@ -17,10 +17,13 @@ use kube::{Client, Config};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 /// Namespace of the lease where none is given and none is ours.
 const NAMESPACE: &str = "agent-sandbox-system";
+/// How long giving up the lease may take.
+const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 /// Workers that write what may come late.
 const NOTE_WORKERS: usize = 4;
 
@@ -98,7 +101,8 @@ pub async fn run_with(
         () = stop => Ok(()),
     };
     if options.leader_elect && outcome.is_ok() {
-        leadership.release().await;
+        let _another_takes_it_later =
+            tokio::time::timeout(RELEASE_WITHIN, leadership.release()).await;
     }
     outcome
 }

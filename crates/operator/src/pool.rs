@@ -13,7 +13,7 @@ use crate::events::Note;
 use crate::held::{controller_of, label, uid};
 use crate::queue::Next;
 use crate::world::World;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DeleteParams;
 use plan::{Member, Plan, Wanted};
@@ -74,7 +74,7 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
         .map(|member| view(member, recipe.as_ref(), now))
         .collect();
     let plan = plan::plan(&wanted(world, &pool), &views);
-    let more = carry_out(world, &pool, recipe.as_ref(), &members, &plan).await?;
+    let more = carry_out(world, &pool, recipe.as_ref(), &members, &plan).await;
     tell(world, &pool, &plan);
     let recheck = plan.recheck.map_or(Next::Wait, Next::After);
     let missing = if recipe.is_none() {
@@ -83,6 +83,7 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
         Next::Wait
     };
     let status = write_status(world, &pool, &members, &plan).await?;
+    let more = more?; // its figures are true whatever went wrong
     Ok([recheck, missing, more, status]
         .into_iter()
         .fold(Next::Wait, sooner))
@@ -138,13 +139,18 @@ async fn take_in(
 }
 
 fn view(sandbox: &Sandbox, recipe: Option<&Recipe>, now: Timestamp) -> Member {
-    let created = sandbox.metadata.creation_timestamp.as_ref();
-    let age = created
-        .map(|t| now.duration_since(t.0))
-        .and_then(|age| Duration::try_from(age).ok());
+    let since = |time: Option<&Time>| {
+        let passed = time.map(|time| now.duration_since(time.0));
+        passed.and_then(|passed| Duration::try_from(passed).ok())
+    };
+    let age = since(sandbox.metadata.creation_timestamp.as_ref()).unwrap_or_default();
+    let ready = sandbox.condition(READY);
+    let unready = ready
+        .filter(|c| c.status != "True")
+        .map(|c| &c.last_transition_time);
     Member {
         name: sandbox.metadata.name.clone().unwrap_or_default(),
-        ready: is_true(sandbox.condition(READY)),
+        ready: is_true(ready),
         deleting: sandbox.metadata.deletion_timestamp.is_some(),
         finished: sandbox.condition(FINISHED).is_some(),
         stale: recipe.is_some_and(|recipe| recipe.is_stale(sandbox)),
@@ -152,7 +158,8 @@ fn view(sandbox: &Sandbox, recipe: Option<&Recipe>, now: Timestamp) -> Member {
         held_up: sandbox
             .condition(POD_SCHEDULED)
             .is_some_and(|c| c.status == "False"),
-        age: age.unwrap_or_default(),
+        age,
+        unready: since(unready).unwrap_or(age),
     }
 }
 
@@ -171,13 +178,14 @@ async fn carry_out(
             world.delete_member(member).await?;
         }
     }
+    let key = Key::of(&pool.metadata);
     let Some(recipe) = recipe.filter(|_| plan.create > 0) else {
+        world.delays.release(&key);
         return Ok(Next::Wait);
     };
-    let key = Key::of(&pool.metadata);
     let delay = world.options.sandbox_warm_pool_replenish_delay;
     if !delay.is_zero()
-        && let Some(wait) = world.delays.hold(&key, delay)
+        && let Some(wait) = world.delays.left(&key, delay)
     {
         return Ok(Next::After(wait));
     }

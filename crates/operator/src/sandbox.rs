@@ -8,8 +8,8 @@ mod status;
 mod volumes;
 
 use crate::cache::Key;
-use crate::crd::Sandbox;
 use crate::crd::conditions::Verdict;
+use crate::crd::{OperatingMode, Sandbox};
 use crate::error::{Class, Error, Result};
 use crate::held::PodView;
 use crate::queue::Next;
@@ -17,6 +17,10 @@ use crate::world::World;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How often a pod that is not watched is looked for.
+const UNSEEN_RECHECK: Duration = Duration::from_secs(5);
 
 /// The pods of a sandbox.
 #[derive(Clone, Debug)]
@@ -72,10 +76,17 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
         return Err(error);
     }
     let written = status::write(world, &sandbox, &children, now).await?;
-    if let Some(error) = children.error {
-        return failed(error);
+    let next = [
+        written,
+        expiry::remaining(&sandbox, now),
+        recheck(world, &sandbox, &children),
+    ];
+    let next = next.into_iter().fold(Next::Wait, sooner);
+    match children.error {
+        // Its words stand in the condition, and trying again does not help; its time still comes.
+        Some(error) if error.class() != Class::Permanent => Err(error),
+        _ => Ok(next),
     }
-    Ok(sooner(written, expiry::remaining(&sandbox, now)))
 }
 
 async fn ensure(world: &World, sandbox: &Sandbox) -> Children {
@@ -97,12 +108,17 @@ async fn make(world: &World, sandbox: &Sandbox, children: &mut Children) -> Resu
     Ok(())
 }
 
-/// What an error means for the next pass: its words stand in the condition already.
-fn failed(error: Error) -> Result<Next> {
-    match error.class() {
-        Class::Permanent => Ok(Next::Wait),
-        Class::Conflict | Class::Gone | Class::Throttled(_) | Class::Transient => Err(error),
+/// Pods without our label are not watched: one that stands in the way is looked for.
+fn recheck(world: &World, sandbox: &Sandbox, children: &Children) -> Next {
+    let unseen = match &children.pods {
+        Pods::Foreign => true,
+        Pods::One(pod) => world.held.pods.get(&Key::of(&pod.meta)).is_none(),
+        Pods::Missing | Pods::Many(_) | Pods::Unknown => false,
+    };
+    if unseen && sandbox.operating_mode() == OperatingMode::Suspended {
+        return Next::After(UNSEEN_RECHECK);
     }
+    Next::Wait
 }
 
 /// The condition that tells of an error.

@@ -3,7 +3,7 @@
 use crate::cache::Key;
 use crate::crd::names::{self, TEMPLATE_REF_HASH};
 use crate::crd::{NetworkPolicyManagement, SandboxTemplate};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::held::{PolicyView, controller_of, label, uid};
 use crate::queue::Next;
 use crate::world::World;
@@ -39,7 +39,11 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
         let patch = json!({"metadata": {"labels": {TEMPLATE_REF_HASH: hash}}});
         let mut patched = world.patch::<SandboxTemplate>(key, patch).await?;
         patched.metadata.managed_fields = None;
-        world.held.templates.put(patched);
+        // It may have changed since it was looked at: whoever hears of it first goes on with what it says now.
+        if let Some(change) = world.held.templates.put(patched) {
+            world.template_changed(&change);
+        }
+        return Ok(Next::Wait);
     }
     let management = template.spec.network_policy_management.unwrap_or_default();
     match (management, world.held.policies.get(&policy_key(key))) {
@@ -71,12 +75,7 @@ async fn make(world: &World, template: &SandboxTemplate) -> Result<()> {
     match world.create(&policy).await {
         Ok(made) => world.held.policies.put(made.into()),
         Err(error) if error.is_already_exists() => {
-            let found = world
-                .api::<NetworkPolicy>(&key.namespace)
-                .get_opt(&policy_key(&key).name)
-                .await;
-            let found = found.doing(|| format!("get network policy {}", policy_key(&key)))?;
-            return match found {
+            return match world.read::<NetworkPolicy>(&policy_key(&key)).await? {
                 Some(found) => correct(world, template, &found.into()).await,
                 None => Err(error),
             };

@@ -89,7 +89,8 @@ impl World {
     /// A sandbox changed: its own pass, its owner's, its pool's.
     pub(crate) fn sandbox_changed(&self, change: &Change<Sandbox>) {
         self.queues.sandboxes.add(change.key.clone());
-        self.assigner.sandbox_changed(change);
+        let current = || self.held.sandboxes.get(&change.key);
+        self.assigner.refresh(&change.key, current);
         for sandbox in [&change.before, &change.after].into_iter().flatten() {
             let namespace = &change.key.namespace;
             if let Some(owner) = controller_of(&sandbox.metadata) {

@@ -281,3 +281,39 @@ fn ready_ones_go_first_from_the_fullest_node_and_the_oldest() {
         .collect();
     assert_eq!(order, ["s4", "s3", "s2", "s1"]);
 }
+
+#[test]
+fn the_index_follows_the_table_whatever_order_changes_come_in() {
+    let assigner = Assigner::default();
+    let pooled = Arc::new(pooled("SandboxWarmPool", Some("p")));
+    let claimed = Arc::new(self::pooled("SandboxClaim", None));
+    let key = Key::of(&pooled.metadata);
+    assigner.refresh(&key, || Some(pooled.clone()));
+    // It is claimed; the news of the older version comes last, and finds the newer one in the table.
+    assigner.refresh(&key, || Some(claimed.clone()));
+    assigner.refresh(&key, || Some(claimed.clone()));
+    assert!(assigner.take("uid", |_| true).is_none());
+    assigner.refresh(&key, || Some(pooled.clone()));
+    assert!(assigner.take("uid", |_| true).is_some());
+    assert!(assigner.take("uid", |_| true).is_none(), "taken");
+    assigner.refresh(&key, || None);
+    assert!(assigner.take("uid", |_| true).is_none(), "gone");
+}
+
+fn pooled(owner: &str, pool: Option<&str>) -> Sandbox {
+    let mut sandbox = Sandbox::new("s", crate::crd::SandboxSpec::default());
+    let labels = [(TEMPLATE_REF_HASH, Some("t")), (WARM_POOL, pool)];
+    let labels = labels
+        .into_iter()
+        .filter_map(|(k, v)| Some((k.to_owned(), v?.to_owned())));
+    sandbox.metadata.labels = Some(labels.collect());
+    sandbox.metadata.owner_references = Some(vec![
+        k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference {
+            kind: owner.to_owned(),
+            uid: "uid".to_owned(),
+            controller: Some(true),
+            ..Default::default()
+        },
+    ]);
+    sandbox
+}

@@ -4,8 +4,8 @@ use super::{owner, pod_metadata};
 use crate::assign::Candidate;
 use crate::cache::Key;
 use crate::crd::names::{
-    ASSIGNED, CLAIM_UID, CREATED_BY, LAUNCH_TYPE, POD_NAME, POD_TEMPLATE_HASH, SAFE_TO_EVICT,
-    TEMPLATE_HASH, TRACE_CONTEXT, WARM_POOL,
+    ASSIGNED, CLAIM_UID, CREATED_BY, LAUNCH_TYPE, POD_NAME, POD_TEMPLATE_HASH, TEMPLATE_HASH,
+    TRACE_CONTEXT, WARM_POOL, is_system_key,
 };
 use crate::crd::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, UpdateStrategyType};
 use crate::error::{Class, Error, Result};
@@ -58,15 +58,19 @@ pub(super) async fn adopt(
         let Some(candidate) = world.assigner.take(uid(&pool.metadata), usable) else {
             return Ok(Adopted::None);
         };
-        let result = adopt_candidate(world, claim, template, &candidate).await;
+        let Some(sandbox) = still_waiting(world, &candidate) else {
+            continue; // the index was behind, and is not any more
+        };
+        let result = take(world, claim, template, &sandbox).await;
         world.assigner.give_back(&candidate);
         match result {
-            Ok(sandbox) => {
+            Ok(()) => {
+                let adopted = world.held.sandboxes.get(&candidate.key);
                 let name = &candidate.key.name;
                 let text = format!("Adopted warm pool Sandbox \"{name}\"");
                 world.note(claim, Note::normal("SandboxAdopted", "Adoption", text));
                 metrics::claim_created(claim, template, "warm", candidate.ready);
-                return Ok(Adopted::One(sandbox));
+                return Ok(adopted.map_or(Adopted::None, Adopted::One));
             }
             Err(error) if matches!(error.class(), Class::Conflict | Class::Gone) => {
                 world.reread_sandbox(&candidate.key).await?; // somebody was faster, or it changed
@@ -79,16 +83,17 @@ pub(super) async fn adopt(
     Ok(lost.map_or(Adopted::None, Adopted::Contested))
 }
 
-async fn adopt_candidate(
-    world: &World,
-    claim: &SandboxClaim,
-    template: &SandboxTemplate,
-    candidate: &Candidate,
-) -> Result<Arc<Sandbox>> {
-    let gone = || Error::NotOwned(format!("sandbox {} left its pool", candidate.key));
-    let sandbox = world.held.sandboxes.get(&candidate.key).ok_or_else(gone)?;
-    take(world, claim, template, &sandbox).await?;
-    world.held.sandboxes.get(&candidate.key).ok_or_else(gone)
+/// The candidate as it is known now: what is written next names this version, so it must be one that waits.
+fn still_waiting(world: &World, candidate: &Candidate) -> Option<Arc<Sandbox>> {
+    let current = world.held.sandboxes.get(&candidate.key);
+    let waits = |s: &Arc<Sandbox>| Candidate::of(s).is_some_and(|c| c.pool == candidate.pool);
+    let sandbox = current.filter(waits);
+    if sandbox.is_none() {
+        world.assigner.give_back(candidate);
+        let current = || world.held.sandboxes.get(&candidate.key);
+        world.assigner.refresh(&candidate.key, current);
+    }
+    sandbox
 }
 
 /// Another controller chose a sandbox and did not come to write it: the choice stands.
@@ -190,9 +195,9 @@ fn changes(have: crate::held::Labels, want: crate::held::Labels) -> Map<String, 
         .iter()
         .filter(|(key, value)| have.get(*key) != Some(value));
     let set = set.map(|(key, value)| (key.clone(), json!(value)));
-    // Keys of the controllers, which an older one wrote here, do no harm and stay; so does the mark of the pool.
+    // Keys of the controllers, which an older one wrote here, do no harm and stay.
     let gone = have.keys().filter(|key| !want.contains_key(*key));
-    let gone = gone.filter(|key| !crate::crd::names::is_system_key(key) && *key != SAFE_TO_EVICT);
+    let gone = gone.filter(|key| !is_system_key(key));
     set.chain(gone.map(|key| (key.clone(), Value::Null)))
         .collect()
 }

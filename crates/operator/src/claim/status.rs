@@ -30,7 +30,7 @@ pub(super) async fn write(
     {
         let key = Key::of(&claim.metadata);
         if let Some(seen) = world.timings.became_ready(&key) {
-            metrics::claim_ready(claim, sandbox, &seen);
+            metrics::claim_ready(world, claim, sandbox, &seen);
             world.queues.notes.add(key);
         }
     }
@@ -73,7 +73,7 @@ fn bound(claim: &SandboxClaim, sandbox: &Sandbox, now: Timestamp) -> SandboxClai
     let verdict = ready(sandbox);
     let mut conditions =
         vec![verdict.condition(READY, generation, claim.condition(READY), &Time(now))];
-    if let Some(finished) = sandbox.condition(FINISHED).or(claim.condition(FINISHED)) {
+    if let Some(finished) = sandbox.condition(FINISHED) {
         conditions.push(mirrored(finished, generation));
     }
     let pod_ips = sandbox.status.as_ref().and_then(|s| s.pod_ips.clone());

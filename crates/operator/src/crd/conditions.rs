@@ -44,7 +44,7 @@ impl Verdict {
         Self {
             status,
             reason: reason.to_owned(),
-            message: message.into(),
+            message: shortened(message.into()),
         }
     }
 
@@ -67,6 +67,14 @@ impl Verdict {
             message: self.message,
         }
     }
+}
+
+/// A longer message is refused, and the whole status with it.
+const LONGEST_MESSAGE: usize = 32_000;
+
+fn shortened(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+    message
 }
 
 /// Whether a condition holds.

@@ -6,7 +6,7 @@ use crate::crd::names::{
     self, CREATED_BY, LAUNCH_TYPE, TEMPLATE_HASH, TEMPLATE_REF, TEMPLATE_REF_HASH, WARM_POOL,
 };
 use crate::crd::{Sandbox, SandboxWarmPool};
-use crate::error::{Context, Result};
+use crate::error::{Context, Result, within};
 use crate::events::Note;
 use crate::held::pooled_in;
 use crate::world::World;
@@ -54,10 +54,9 @@ async fn take_stock(world: &World, pool: &SandboxWarmPool) -> Result<()> {
     let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     let selector = format!("{WARM_POOL}={}", names::hash(name));
-    let list = world
-        .api::<Sandbox>(namespace)
-        .list(&ListParams::default().labels(&selector))
-        .await;
+    let api = world.api::<Sandbox>(namespace);
+    let selected = ListParams::default().labels(&selector);
+    let list = within(api.list(&selected)).await;
     let list = list.doing(|| format!("list sandboxes of pool {namespace}/{name}"))?;
     let known: BTreeSet<_> = world
         .held

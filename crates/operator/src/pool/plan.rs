@@ -20,6 +20,8 @@ pub(super) struct Member {
     pub(super) held_up: bool,
     /// How long ago it was made.
     pub(super) age: Duration,
+    /// How long it has not been ready.
+    pub(super) unready: Duration,
 }
 
 /// What the pool is to be.
@@ -83,7 +85,7 @@ pub(super) fn plan(wanted: &Wanted, members: &[Member]) -> Plan {
 /// Whether a member is of no use any more.
 fn is_lost(wanted: &Wanted, member: &Member) -> bool {
     let outdated = member.stale && wanted.strategy == UpdateStrategyType::Recreate;
-    let late = !member.ready && !member.held_up && member.age >= wanted.grace;
+    let late = !member.ready && !member.held_up && member.unready >= wanted.grace;
     outdated || late || member.finished
 }
 
@@ -92,8 +94,8 @@ fn is_lost(wanted: &Wanted, member: &Member) -> bool {
 impl Plan {
     /// Comes back when a member that is not ready is due.
     fn watch_over(&mut self, wanted: &Wanted, member: &Member) {
-        let due = if member.age < wanted.grace {
-            wanted.grace - member.age
+        let due = if member.unready < wanted.grace {
+            wanted.grace - member.unready
         } else {
             self.held_up = true;
             wanted.recheck
@@ -128,6 +130,11 @@ mod tests {
             stale: false,
             held_up: false,
             age: Duration::from_secs(age),
+            unready: if ready {
+                Duration::ZERO
+            } else {
+                Duration::from_secs(age)
+            },
         }
     }
 
@@ -184,6 +191,15 @@ mod tests {
         let plan = plan(&wanted(1), &[held]);
         assert!(plan.delete.is_empty() && plan.held_up);
         assert_eq!(plan.recheck, Some(Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn an_old_one_that_blinks_stays() {
+        let blinking = Member {
+            unready: Duration::from_secs(1),
+            ..member("old", false, 4000)
+        };
+        assert!(plan(&wanted(1), &[blinking]).delete.is_empty());
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(super) async fn expire(world: &World, sandbox: &Sandbox, now: Timestamp) -> 
         world
             .patch_sandbox_status(&key, status::patch(&before, &after))
             .await?;
-        metrics::sandbox_expired(sandbox);
+        metrics::sandbox_expired(world, sandbox);
         if policy(sandbox) == ShutdownPolicy::Retain {
             world.note(
                 sandbox,

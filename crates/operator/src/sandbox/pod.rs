@@ -123,10 +123,7 @@ async fn mark(world: &World, sandbox: &Sandbox, pod: &PodView, more: Value) -> R
     if patch == json!({}) {
         return Ok(());
     }
-    match world.patch_pod(&Key::of(&pod.meta), patch).await {
-        Err(error) if error.is_gone() => Ok(()), // the watch tells
-        other => other,
-    }
+    world.patch_pod(&Key::of(&pod.meta), patch).await
 }
 
 fn merge(into: &mut Value, from: Value) {

@@ -4,7 +4,7 @@ use super::{ServiceState, owner};
 use crate::cache::Key;
 use crate::crd::Sandbox;
 use crate::crd::names::{self, NAME_HASH};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::held::{Child, controller_of, may_adopt, uid};
 use crate::world::World;
 use k8s_openapi::api::core::v1::{ContainerPort, PodSpec, Service, ServicePort, ServiceSpec};
@@ -59,11 +59,7 @@ async fn make(world: &World, sandbox: &Sandbox) -> Result<()> {
 async fn adopt(world: &World, sandbox: &Sandbox, taken: Error) -> Result<()> {
     let key = Key::of(&sandbox.metadata);
     let hash = names::hash(&key.name);
-    let found = world
-        .api::<Service>(&key.namespace)
-        .get_opt(&key.name)
-        .await;
-    let Some(found) = found.doing(|| format!("get service {key}"))? else {
+    let Some(found) = world.read::<Service>(&key).await? else {
         return Err(taken);
     };
     let found = Child::from(found);

@@ -212,8 +212,14 @@ fn scheduled(pod: &PodView) -> Option<Verdict> {
     Some(verdict)
 }
 
+/// A scheduler may say anything; a reason that the API does not take would lose the whole status.
 fn or<'a>(word: &'a str, otherwise: &'a str) -> &'a str {
-    if word.is_empty() { otherwise } else { word }
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ',' | ':');
+    let fits = word.len() <= 1024
+        && word.starts_with(|c: char| c.is_ascii_alphabetic())
+        && word.chars().all(inner)
+        && !word.ends_with([',', ':']);
+    if fits { word } else { otherwise }
 }
 
 fn finished(pod: &PodView) -> Option<Verdict> {
@@ -269,7 +275,7 @@ fn tell(
         (!is_true(find(before, kind))).then_some(condition)
     };
     if let Some(ready) = became(READY) {
-        metrics::sandbox_ready(sandbox);
+        metrics::sandbox_ready(world, sandbox);
         world.note(
             sandbox,
             Note::normal("SandboxReady", "Starting", ready.message.clone()),
@@ -282,7 +288,7 @@ fn tell(
         );
     }
     if let Some(finished) = became(FINISHED) {
-        metrics::sandbox_finished(sandbox, &finished.reason);
+        metrics::sandbox_finished(world, sandbox, &finished.reason);
         let note = Note::normal(&finished.reason, "Finishing", finished.message.clone());
         world.note(sandbox, note);
     }

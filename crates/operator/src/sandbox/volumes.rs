@@ -4,7 +4,7 @@ use super::owner;
 use crate::cache::Key;
 use crate::crd::names::{self, NAME_HASH};
 use crate::crd::{Sandbox, VolumeClaimTemplate};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::held::{Child, controller_of, may_adopt, uid};
 use crate::world::World;
 use k8s_openapi::api::core::v1::{
@@ -62,9 +62,7 @@ async fn make(world: &World, sandbox: &Sandbox, template: &VolumeClaimTemplate) 
     };
     match world.create_volume(&claim).await {
         Err(error) if error.is_already_exists() => {
-            let api = world.api::<PersistentVolumeClaim>(&key.namespace);
-            let found = api.get_opt(&key.name).await;
-            match found.doing(|| format!("get volume claim {key}"))? {
+            match world.read::<PersistentVolumeClaim>(&key).await? {
                 Some(found) => check(world, sandbox, &found.into()).await,
                 None => Err(error),
             }

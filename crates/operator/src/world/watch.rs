@@ -1,15 +1,17 @@
 //! One watch per kind, each filling its table for as long as the process lives.
 
 use super::World;
-use crate::cache::{Cache, Change, Held};
+use crate::cache::{Cache, Change, Held, Key};
 use crate::crd::names::NAME_HASH;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::utils::Backoff;
+use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher::{self, Event};
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -24,6 +26,8 @@ const RELIST: Duration = Duration::from_secs(15 * 60);
 /// Waits between attempts to get a broken watch back.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
+/// Only a watch that held this long begins anew with short waits: each attempt looks well at first.
+const PATIENCE_RETURNS: Duration = Duration::from_secs(30);
 
 /// Whether each of the watches has brought its first list.
 pub(crate) struct Synced {
@@ -99,11 +103,15 @@ impl World {
         let kind = K::kind(&()).into_owned();
         tasks.spawn(async move {
             loop {
-                let api: Api<K> = Api::all(world.client.clone());
+                // One object that cannot be read must not hide all others.
+                let api: Api<DeserializeGuard<K>> = Api::all(world.client.clone());
                 let stream = watcher::watcher(api, route.config.clone());
                 let view = route.view;
                 let events = stream
-                    .backoff(Patience::default())
+                    .backoff(ResetTimerBackoff::new(
+                        Patience::default(),
+                        PATIENCE_RETURNS,
+                    ))
                     .map_ok(move |event| map(event, view))
                     .boxed();
                 let table = (route.table)(&world);
@@ -116,7 +124,7 @@ impl World {
 
     async fn take_in<T: Held>(
         &self,
-        mut events: BoxStream<'_, Result<Event<T>, watcher::Error>>,
+        mut events: BoxStream<'_, Result<Event<Read<T>>, watcher::Error>>,
         kind: &str,
         table: &Cache<T>,
         changed: fn(&World, &Change<T>),
@@ -125,12 +133,21 @@ impl World {
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Init) => table.begin_list(),
-                Ok(Event::InitApply(object) | Event::Apply(object)) => {
+                Ok(
+                    Event::InitApply(Err(invalid))
+                    | Event::Apply(Err(invalid))
+                    | Event::Delete(Err(invalid)),
+                ) => {
+                    let key = Key::of(&invalid.metadata);
+                    tracing::warn!(kind, %key, error = invalid.error, "an object cannot be read and is left alone");
+                    table.saw(&invalid.metadata);
+                }
+                Ok(Event::InitApply(Ok(object)) | Event::Apply(Ok(object))) => {
                     if let Some(change) = table.put(object) {
                         changed(self, &change);
                     }
                 }
-                Ok(Event::Delete(object)) => {
+                Ok(Event::Delete(Ok(object))) => {
                     if let Some(change) = table.remove(object.meta()) {
                         changed(self, &change);
                     }
@@ -177,12 +194,16 @@ fn labelled<K, T>(
     }
 }
 
-fn map<K, T>(event: Event<K>, view: fn(K) -> T) -> Event<T> {
+/// An object, or what is known of one that cannot be read.
+type Read<T> = Result<T, Box<InvalidObject>>;
+
+fn map<K, T>(event: Event<DeserializeGuard<K>>, view: fn(K) -> T) -> Event<Read<T>> {
+    let read = |guard: DeserializeGuard<K>| guard.0.map(view).map_err(Box::new);
     match event {
-        Event::Apply(object) => Event::Apply(view(object)),
-        Event::Delete(object) => Event::Delete(view(object)),
+        Event::Apply(object) => Event::Apply(read(object)),
+        Event::Delete(object) => Event::Delete(read(object)),
         Event::Init => Event::Init,
-        Event::InitApply(object) => Event::InitApply(view(object)),
+        Event::InitApply(object) => Event::InitApply(read(object)),
         Event::InitDone => Event::InitDone,
     }
 }

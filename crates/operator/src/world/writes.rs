@@ -3,7 +3,7 @@
 use super::World;
 use crate::cache::Key;
 use crate::crd::{Sandbox, SandboxClaim, SandboxWarmPool};
-use crate::error::{Class, Context, Result};
+use crate::error::{Class, Context, Result, within};
 use crate::held::{Child, PodView};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
@@ -55,9 +55,9 @@ impl World {
 
     /// The newest version of a sandbox, after a write that lost a race or a name that is taken.
     pub(crate) async fn reread_sandbox(&self, key: &Key) -> Result<Option<Sandbox>> {
-        let read = self.api::<Sandbox>(&key.namespace).get_opt(&key.name).await;
-        let read = read.doing(|| format!("get sandbox {key}"))?;
-        match (&read, self.held.sandboxes.get(key)) {
+        let known = self.held.sandboxes.get(key);
+        let read = self.read::<Sandbox>(key).await?;
+        match (&read, known) {
             (Some(sandbox), _) => self.hold_sandbox(sandbox.clone()),
             (None, Some(gone)) => {
                 if let Some(change) = self.held.sandboxes.remove(&gone.metadata) {
@@ -90,11 +90,7 @@ impl World {
     }
 
     async fn reread_claim(&self, key: &Key) -> Result<()> {
-        let read = self
-            .api::<SandboxClaim>(&key.namespace)
-            .get_opt(&key.name)
-            .await;
-        if let Some(claim) = read.doing(|| format!("get claim {key}"))? {
+        if let Some(claim) = self.read::<SandboxClaim>(key).await? {
             self.hold_claim(claim);
         }
         Ok(())
@@ -130,8 +126,7 @@ impl World {
 
     /// A pod as the server has it now; pods without our label are not in the table.
     pub(crate) async fn read_pod(&self, key: &Key) -> Result<Option<PodView>> {
-        let read = self.api::<Pod>(&key.namespace).get_opt(&key.name).await;
-        Ok(read.doing(|| format!("get pod {key}"))?.map(PodView::from))
+        Ok(self.read::<Pod>(key).await?.map(PodView::from))
     }
 
     pub(crate) fn hold_pod(&self, pod: PodView) {
@@ -154,6 +149,19 @@ impl World {
         Ok(())
     }
 
+    /// An object as the server has it now.
+    pub(crate) async fn read<K>(&self, key: &Key) -> Result<Option<K>>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + Debug,
+    {
+        let api = self.api::<K>(&key.namespace);
+        let read = within(api.get_opt(&key.name)).await;
+        read.doing(|| format!("get {} {key}", K::kind(&())))
+    }
+
     pub(crate) async fn create<K>(&self, object: &K) -> Result<K>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -168,7 +176,8 @@ impl World {
             ..PostParams::default()
         };
         count::<K>("create");
-        let made = self.api::<K>(&namespace).create(&parameters, object).await;
+        let api = self.api::<K>(&namespace);
+        let made = within(api.create(&parameters, object)).await;
         made.doing(|| {
             let meta = object.meta();
             let name = meta.name.as_ref().or(meta.generate_name.as_ref());
@@ -187,7 +196,8 @@ impl World {
         count::<K>("patch");
         let api = self.api::<K>(&key.namespace);
         let patch = Patch::Merge(patch);
-        let patched = api.patch(&key.name, &parameters(), &patch).await;
+        let parameters = parameters();
+        let patched = within(api.patch(&key.name, &parameters, &patch)).await;
         patched.doing(|| format!("patch {} {key}", K::kind(&())))
     }
 
@@ -201,7 +211,8 @@ impl World {
         count::<K>("patch_status");
         let api = self.api::<K>(&key.namespace);
         let patch = Patch::Merge(patch);
-        let patched = api.patch_status(&key.name, &parameters(), &patch).await;
+        let parameters = parameters();
+        let patched = within(api.patch_status(&key.name, &parameters, &patch)).await;
         patched.doing(|| format!("patch status of {} {key}", K::kind(&())))
     }
 
@@ -247,15 +258,11 @@ impl World {
         });
         count::<K>("delete");
         let api = self.api::<K>(&key.namespace);
-        let deleted = api
-            .delete(
-                &key.name,
-                &DeleteParams {
-                    preconditions,
-                    ..how
-                },
-            )
-            .await;
+        let how = DeleteParams {
+            preconditions,
+            ..how
+        };
+        let deleted = within(api.delete(&key.name, &how)).await;
         match deleted.doing(|| format!("delete {} {key}", K::kind(&()))) {
             // A conflict says that another object has the name now, or that it changed: the next pass looks again.
             Err(error) if matches!(error.class(), Class::Gone | Class::Conflict) => Ok(()),

@@ -2,7 +2,10 @@
 
 use crate::kinds::options;
 use crate::rig::test;
+use k8e_operator::crd::Sandbox;
 use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, PostParams};
+use serde_json::json;
 use tokio::sync::oneshot;
 
 const LEASE: &str = "a3317529.agent-sandbox.x-k8s.io";
@@ -17,6 +20,43 @@ fn is_held(lease: &Lease) -> bool {
         .as_ref()
         .and_then(|spec| spec.holder_identity.as_deref());
     holder.is_some_and(|holder| !holder.is_empty())
+}
+
+#[test]
+fn one_object_that_cannot_be_read_stops_nothing() {
+    test(async |space| {
+        // The definition takes any integer for a port; a pod does not.
+        let port = json!({"httpGet": {"port": 99_999_999_999_i64}});
+        let containers = json!([{"name": "main", "image": "none", "livenessProbe": port}]);
+        let odd = json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": "odd"},
+            "spec": {"podTemplate": {"spec": {"containers": containers}}},
+        });
+        let kind = ApiResource::erase::<Sandbox>(&());
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(space.client.clone(), &space.name, &kind);
+        let odd: DynamicObject = serde_json::from_value(odd).expect("an object");
+        api.create(&PostParams::default(), &odd)
+            .await
+            .expect("taken");
+        space.sandbox("box", json!({})).await;
+        space.sandbox_ready("box").await;
+        // One that starts now lists it first, and leads only when everything is known.
+        let namespace = format!("--leader-election-namespace={}", space.name);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let run = k8e_operator::run_with(space.client.clone(), options(&[&namespace]), async {
+            drop(stopped.await);
+        });
+        let run = tokio::spawn(run);
+        space.until::<Lease>(LEASE, is_held).await;
+        stop.send(()).expect("it runs");
+        run.await
+            .expect("no panic")
+            .expect("it stops in good order");
+        api.delete("odd", &DeleteParams::default())
+            .await
+            .expect("deleted");
+    });
 }
 
 #[test]

@@ -4,6 +4,7 @@ use crate::rig::{condition, test};
 use k8e_operator::crd::Sandbox;
 use k8e_operator::crd::names::{self, NAME_HASH, PROPAGATED_ANNOTATIONS, PROPAGATED_LABELS};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Service};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -278,6 +279,23 @@ fn the_service_follows_the_three_values() {
 }
 
 #[test]
+fn a_pod_that_lost_its_label_gets_it_back_and_is_looked_after() {
+    test(async |space| {
+        space.sandbox("box", json!({})).await;
+        space.sandbox_ready("box").await;
+        let before = space.get::<Pod>("box").await.expect("a pod").uid();
+        let unlabelled = json!({"metadata": {"labels": {NAME_HASH: null}}});
+        space.patch::<Pod>("box", unlabelled).await;
+        let labelled = |pod: &Pod| pod.labels().contains_key(NAME_HASH);
+        let pod = space.until::<Pod>("box", labelled).await;
+        assert_eq!(pod.uid(), before);
+        space.delete::<Pod>("box").await;
+        space.until::<Pod>("box", |pod| pod.uid() != before).await;
+        space.sandbox_ready("box").await;
+    });
+}
+
+#[test]
 fn a_pod_of_somebody_else_is_left_alone() {
     test(async |space| {
         let foreign = json!({"metadata": {"name": "box"}, "spec": crate::rig::pod_spec()});
@@ -366,6 +384,11 @@ fn what_kubernetes_refuses_is_told_and_not_tried_for_ever() {
                 .2
                 .contains("Not A Name")
         );
+        // Nothing is tried any more, but its time still comes.
+        let soon = Timestamp::now() + SignedDuration::from_secs(3);
+        let end = json!({"shutdownTime": soon.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(), "shutdownPolicy": "Delete"});
+        space.patch::<Sandbox>("box", json!({"spec": end})).await;
+        space.gone::<Sandbox>("box").await;
     });
 }
 
