@@ -123,12 +123,16 @@ async fn dns_is_asked_only_when_somebody_wants_that() {
         detail.ends_with("(no ready pod of it is known, nor a name in DNS)"),
         "{detail}"
     );
-    let with_address = [("x-sandbox-id", "sb"), ("x-sandbox-pod-ip", "10.0.0.1")];
-    let (_, detail) = refused(&router, &with_address).await;
-    assert!(
-        detail.ends_with("(no ready pod of it is known)"),
-        "{detail}"
-    );
+    for more in [
+        ("x-sandbox-pod-ip", "10.0.0.1"),
+        ("x-sandbox-uid", "uid-sb"),
+    ] {
+        let (_, detail) = refused(&router, &[("x-sandbox-id", "sb"), more]).await;
+        assert!(
+            detail.ends_with("(no ready pod of it is known)"),
+            "{detail}"
+        );
+    }
 }
 
 #[tokio::test]
