@@ -1,6 +1,7 @@
 //! The k8e binary: reads the command line and builds the role it asks for. Wiring only.
 
 mod check_config;
+mod descriptors;
 mod log;
 mod operator;
 mod router;

@@ -26,6 +26,7 @@ pub(crate) fn run(options: OperatorOptions) -> ExitCode {
 }
 
 fn serve(options: OperatorOptions) -> Result<(), String> {
+    crate::descriptors::raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -26,6 +26,7 @@ pub(crate) fn run(options: Options) -> ExitCode {
 }
 
 fn serve(options: Options) -> Result<(), String> {
+    crate::descriptors::raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

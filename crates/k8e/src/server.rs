@@ -68,7 +68,7 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
     .map_err(Error::Driver)?;
     let drivers = runtimes::start(&machine, &config)?;
     // After the launcher: sandboxes shall not have our number of descriptors.
-    process::raise_descriptor_limit();
+    crate::descriptors::raise_limit();
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -32,6 +32,9 @@ use std::time::{Duration, SystemTime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as latest;
 
+/// How long the API server may say nothing on a connection. A watch ends before that.
+const READ_WITHIN: Duration = Duration::from_secs(30);
+
 /// Why there is no router.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -128,7 +131,7 @@ pub fn mint(
 
 async fn client(options: &Options) -> Result<kube::Client, Error> {
     let failed = |error: Box<dyn std::error::Error + Send + Sync>| Error::Cluster(error);
-    let config = match &options.kubeconfig {
+    let mut config = match &options.kubeconfig {
         Some(path) => {
             let read = kube::config::Kubeconfig::read_from(path);
             let read = read.map_err(|error| failed(error.into()))?;
@@ -141,6 +144,9 @@ async fn client(options: &Options) -> Result<kube::Client, Error> {
             config.map_err(|error| failed(error.into()))?
         }
     };
+    config.read_timeout = Some(READ_WITHIN);
+    // From the request on: a connection that was idle before has all of that time too.
+    config.reset_reader_on_write = true;
     kube::Client::try_from(config).map_err(|error| failed(error.into()))
 }
 

@@ -124,10 +124,11 @@ impl ProcessService for Processes {
             }
             (_, None) => return Err(Status::invalid_argument("say input or eof")),
             (Some(Stdin::Terminal(id)), Some(Payload::Input(data))) => {
-                terminal::write(&self.0, id, data).await?;
+                terminal::write(&self.0, process_id, id, data).await?;
             }
             (Some(Stdin::Terminal(id)), Some(Payload::Eof(()))) => {
-                terminal::write(&self.0, id, Bytes::from_static(END_OF_INPUT)).await?;
+                let end = Bytes::from_static(END_OF_INPUT);
+                terminal::write(&self.0, process_id, id, end).await?;
             }
             (Some(Stdin::Pipe { feed, ended }), Some(Payload::Input(data))) => {
                 if ended.load(Ordering::Relaxed) {
@@ -137,8 +138,10 @@ impl ProcessService for Processes {
                 give(feed, Input::Data(data)).await?;
             }
             (Some(Stdin::Pipe { feed, ended }), Some(Payload::Eof(()))) => {
-                if !ended.swap(true, Ordering::Relaxed) {
+                // Only once it was given: a caller who lets go before that may say it again.
+                if !ended.load(Ordering::Relaxed) {
                     give(feed, Input::End(End {})).await?;
+                    ended.store(true, Ordering::Relaxed);
                 }
             }
         }

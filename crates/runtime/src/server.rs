@@ -4,6 +4,7 @@ use crate::http::{Body, json};
 use crate::process::{FILE_DESCRIPTOR_SET, Processes, proto};
 use crate::shared::{Phase, Shared};
 use crate::{deadline, legacy, origin, rest};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::header::AUTHORIZATION;
 use hyper::server::conn::{http1, http2};
@@ -65,6 +66,9 @@ struct Room {
 
 /// What a connection holds while it lasts.
 type Permits = [Option<OwnedSemaphorePermit>; 2];
+
+/// A call that is under way on a gRPC connection.
+struct Counted(Arc<watch::Sender<usize>>);
 
 /// What is behind a door.
 #[derive(Clone)]
@@ -130,8 +134,10 @@ impl Room {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            let own = stream.local_addr().map(|own| own.ip());
-            if !peer.ip().is_loopback() && own.is_ok_and(|own| own != peer.ip()) {
+            // On a socket for both families, IPv4 addresses come in the clothes of IPv6.
+            let peer = peer.ip().to_canonical();
+            let own = stream.local_addr().map(|own| own.ip().to_canonical());
+            if !peer.is_loopback() && own.is_ok_and(|own| own != peer) {
                 return (stream, [all, None]);
             }
             if let Ok(inside) = Arc::clone(&self.inside).try_acquire_owned() {
@@ -211,9 +217,24 @@ async fn grpc_connection(
     shared: Arc<Shared>,
     phase: &mut watch::Receiver<Phase>,
 ) {
+    let idle = shared.config.http_idle_timeout;
+    let (calls, mut under_way) = watch::channel(0);
+    let calls = Arc::new(calls);
     let answer = service_fn(move |request| {
         let (routes, shared) = (routes.clone(), Arc::clone(&shared));
-        async move { Ok::<_, Infallible>(grpc_answer(routes, &shared, request).await) }
+        let counted = Counted::new(&calls);
+        async move {
+            let answer = grpc_answer(routes, &shared, request).await;
+            // A call lasts as long as its answer.
+            let answer = answer.map(|body| {
+                let body = body.map_frame(move |frame| {
+                    let _ = &counted;
+                    frame
+                });
+                tonic::body::Body::new(body)
+            });
+            Ok::<_, Infallible>(answer)
+        }
     });
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -227,10 +248,47 @@ async fn grpc_connection(
     tokio::select! {
         _ = connection.as_mut() => return,
         _ = phase.wait_for(|phase| *phase == Phase::Closing) => {}
+        () = unused_for(idle, &mut under_way) => {}
     }
     connection.as_mut().graceful_shutdown();
+    // If nobody called: a call that came just now is answered.
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        _ = phase.wait_for(|phase| *phase == Phase::Closing) => {}
+        () = unused_for(GOODBYE_WITHIN, &mut under_way) => return,
+    }
     // No command runs any more; a client that is not listening keeps nobody waiting.
     let _ = tokio::time::timeout(GOODBYE_WITHIN, connection).await;
+}
+
+/// Resolves when no call was under way for so long. Pings are no calls.
+async fn unused_for(time: Duration, under_way: &mut watch::Receiver<usize>) {
+    loop {
+        let changed = if *under_way.borrow_and_update() == 0 {
+            tokio::time::timeout(time, under_way.changed()).await
+        } else {
+            Ok(under_way.changed().await)
+        };
+        // Too long, or nobody is left who could call.
+        if !matches!(changed, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    fn new(calls: &Arc<watch::Sender<usize>>) -> Self {
+        calls.send_modify(|count| *count += 1);
+        Self(Arc::clone(calls))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
 }
 
 async fn grpc_answer(

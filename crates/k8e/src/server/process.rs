@@ -3,7 +3,6 @@
 use super::args::ServerArgs;
 use super::error::Error;
 use rustix::fs::Mode;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Logging, the terminal, and the permissions of what we create.
 pub(super) fn set_up(args: &ServerArgs) -> Result<(), Error> {
@@ -30,21 +29,6 @@ pub(super) fn check(guest: &[u8]) -> Result<(), Error> {
         return Err(Error::NoGuest);
     }
     Ok(())
-}
-
-/// As many descriptors as we may have: each client and each command costs a few.
-pub(super) fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    if setrlimit(Resource::Nofile, raised).is_err() {
-        tracing::warn!(
-            "the limit of {:?} open files could not be raised",
-            limit.current
-        );
-    }
 }
 
 /// All of this machine's memory.

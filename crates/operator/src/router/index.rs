@@ -40,8 +40,6 @@ pub(super) enum Missing {
     Pod,
     /// There is one, but of another sandbox that has the name now.
     OtherUid,
-    /// There is one, but not where the caller says.
-    OtherAddress,
 }
 
 /// See the module.
@@ -250,11 +248,10 @@ impl Endpoint {
             None if self.pooled => return Err(Missing::Pod),
             Some(_) | None => {}
         }
-        match target.pod_ip {
-            Some(ip) if !self.addresses.contains(&ip) => Err(Missing::OtherAddress),
-            Some(ip) => Ok(ip),
-            None => self.addresses.first().copied().ok_or(Missing::Pod),
-        }
+        // What callers remember may be old: the sandbox may have a new pod. It chooses among addresses, no more.
+        let asked = target.pod_ip.filter(|ip| self.addresses.contains(ip));
+        let address = asked.or_else(|| self.addresses.first().copied());
+        address.ok_or(Missing::Pod)
     }
 }
 

@@ -18,7 +18,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use pool::{Dialled, Pool, Upstream};
+use pool::{Dialled, NoConnection, Pool, Upstream};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,11 +59,12 @@ struct Tally {
 
 impl Proxy {
     pub(super) fn new(options: Options, index: Arc<Index>, authorizer: Authorizer) -> Self {
+        let pool = Arc::new(Pool::new(options.max_connections as usize));
         Self {
             options,
             index,
             authorizer,
-            pool: Arc::new(Pool::new()),
+            pool,
         }
     }
 
@@ -150,12 +151,7 @@ impl Proxy {
         }
         let kind = headers::kind(request);
         let (target, uri) = self.target(request, kind)?;
-        let known = self.index.knows_namespace(&target.namespace);
-        let label = if known {
-            target.namespace.clone().into()
-        } else {
-            SharedString::const_str(metrics::NO_NAMESPACE)
-        };
+        let label = SharedString::from(self.label(&target).to_owned());
         tally.counted.namespace = label.clone();
         let authorized = self.authorizer.authorize(request.headers(), &target).await;
         metrics::authz_decision(label, authorized.is_ok());
@@ -263,18 +259,19 @@ impl Proxy {
             let within = self.options.upstream_connect_timeout;
             let error = match self.pool.connect(&pod, address, passage.kind, within).await {
                 Ok(dialled) => return Ok(dialled),
-                Err(error) => error,
+                Err(NoConnection::Full) => return Err(self.full(target)),
+                Err(NoConnection::Dial(error)) => error,
             };
             let moved = self
                 .index
                 .find(target)
                 .is_ok_and(|found| found.address != address.ip());
             if moved {
-                metrics::cache_invalidation(&target.namespace);
+                metrics::cache_invalidation(self.label(target));
             }
             attempts += 1;
             if attempts > self.options.upstream_max_retries {
-                metrics::upstream_error(&target.namespace, "dial");
+                metrics::upstream_error(self.label(target), "dial");
                 tracing::info!(
                     "cannot connect to sandbox {}/{} at {address}: {error}",
                     target.namespace,
@@ -286,10 +283,19 @@ impl Proxy {
                 );
                 return Err(unreachable(target, &why));
             }
-            metrics::upstream_retry(&target.namespace);
+            metrics::upstream_retry(self.label(target));
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(self.options.upstream_retry_max_delay);
         }
+    }
+
+    fn full(&self, target: &Target) -> Refusal {
+        metrics::upstream_error(self.label(target), "full");
+        let detail = format!(
+            "The router has {} connections to sandboxes, which is all it may have (--max-connections): try again later.",
+            self.options.max_connections
+        );
+        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     }
 
     /// Which pod, and where.
@@ -303,15 +309,12 @@ impl Proxy {
             }
             Err(missing) => missing,
         };
-        if missing == Missing::Pod && self.options.dns_fallback && target.pod_ip.is_none() {
+        // DNS knows nothing of UIDs: whoever wants that one sandbox is not sent to another.
+        let by_name = target.pod_ip.is_none() && target.uid.is_none();
+        if missing == Missing::Pod && self.options.dns_fallback && by_name {
             return self.ask_dns(target).await;
         }
-        let namespace = if self.index.knows_namespace(&target.namespace) {
-            &target.namespace
-        } else {
-            metrics::NO_NAMESPACE
-        };
-        metrics::upstream_error(namespace, "no_pod");
+        metrics::upstream_error(self.label(target), "no_pod");
         // 502 throughout: that is what makes clients forget an address that is no longer good.
         Err(unreachable(
             target,
@@ -320,15 +323,15 @@ impl Proxy {
                 Missing::OtherUid => {
                     "X-Sandbox-UID is not the UID of the sandbox that has this name now"
                 }
-                Missing::OtherAddress => "X-Sandbox-Pod-IP is not an address of its pod",
             },
         ))
     }
 
     /// What the name of the sandbox's Service stands for. Only with --dns-fallback.
     async fn ask_dns(&self, target: &Target) -> Result<(Box<str>, SocketAddr), Refusal> {
-        let domain = &self.options.cluster_domain;
-        let name = format!("{}.{}.svc.{domain}", target.name, target.namespace);
+        let domain = self.options.cluster_domain.trim_end_matches('.');
+        // With the dot at its end, no search domain is put behind it.
+        let name = format!("{}.{}.svc.{domain}.", target.name, target.namespace);
         let asked = tokio::net::lookup_host((name.as_str(), target.port)).await;
         let allow_loopback = self.options.allow_loopback_pod_ip;
         let usable = |address: &SocketAddr| {
@@ -343,9 +346,18 @@ impl Proxy {
             })
     }
 
+    /// The namespace in metrics: callers may name any, and each would stay there for good.
+    fn label<'t>(&self, target: &'t Target) -> &'t str {
+        if self.index.knows_namespace(&target.namespace) {
+            &target.namespace
+        } else {
+            metrics::NO_NAMESPACE
+        }
+    }
+
     fn late(&self, passage: &Passage) -> Refusal {
         let target = &passage.target;
-        metrics::upstream_error(&target.namespace, "timeout");
+        metrics::upstream_error(self.label(target), "timeout");
         let detail = format!("The sandbox did not answer in time: {}", target.name);
         Refusal::new(StatusCode::GATEWAY_TIMEOUT, detail)
     }
@@ -355,7 +367,7 @@ impl Proxy {
         if passage.too_large.load(Ordering::Relaxed) {
             return too_large(self.options.max_request_body_bytes);
         }
-        metrics::upstream_error(&target.namespace, "broken");
+        metrics::upstream_error(self.label(target), "broken");
         tracing::info!(
             "sandbox {}/{} gave no answer: {error}",
             target.namespace,

@@ -30,11 +30,18 @@ pub(super) const HEADERS_MAX: usize = 128;
 /// What a TLS handshake may take.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// Requests at once on one HTTP/2 connection.
-const STREAMS_MAX: u32 = 128;
-/// What one HTTP/2 connection may have sent that nobody has read: this and --max-connections bound our memory.
-const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-const CONNECTION_WINDOW_BYTES: u32 = 512 * 1024;
-const SEND_BUFFER_BYTES: usize = 128 * 1024;
+const STREAMS_MAX: u32 = 32;
+/// The same as `HEAD_BYTES_MAX`, for HTTP/2, where each of `STREAMS_MAX` requests may have that much.
+const HTTP2_HEAD_BYTES_MAX: u32 = 32 * 1024;
+/// What one HTTP/2 connection may have sent that nobody has read: all its requests share the connection's window.
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 64 * 1024;
+/// Of one answer that its caller does not read. With the above, the worst that one HTTP/2 connection can make us hold
+/// is about STREAMS_MAX * (32 + 64) + 64 KiB, 3 MiB; that times --max-connections is the worst of all.
+const SEND_BUFFER_BYTES: usize = 64 * 1024;
+/// Between the end of --proxy-timeout and the end of the connection: time for asking who may (which comes before the
+/// timeout begins) and for the last words. Only a caller who reads nothing needs it.
+const OVERDUE_GRACE: Duration = Duration::from_secs(20);
 /// A peer that is gone without a word is noticed by this.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_WITHIN: Duration = Duration::from_secs(20);
@@ -72,6 +79,8 @@ pub(super) struct Place {
 
 struct Usage {
     requests: usize,
+    /// The latest of them.
+    begun: Instant,
     idle_since: Instant,
 }
 
@@ -214,7 +223,8 @@ async fn serve_one(
     }
 }
 
-/// Serves one connection until it is closed, idle for too long, or we stop.
+/// Serves one connection until it is closed, idle for too long, or we stop. Or until its requests should long be over:
+/// the timeout of a body does not end one whose caller stopped reading, for then nobody asks the body for more.
 async fn converse<S>(
     proxy: Arc<Proxy>,
     stream: S,
@@ -225,6 +235,7 @@ async fn converse<S>(
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let idle = proxy.options().idle_timeout;
+    let request_max = proxy.options().proxy_timeout.saturating_add(OVERDUE_GRACE);
     let used = Arc::clone(&place);
     let service = service_fn(move |request: Request<Incoming>| {
         let (proxy, in_use) = (Arc::clone(&proxy), InUse::new(&used));
@@ -248,6 +259,10 @@ async fn converse<S>(
         if close && closing && place.is_idle_for(idle) {
             return;
         }
+        if place.is_overdue(request_max) {
+            tracing::debug!("{} does not read its answers", caller.address);
+            return;
+        }
         if close {
             closing = true;
             connection.as_mut().graceful_shutdown();
@@ -267,7 +282,7 @@ fn builder() -> auto::Builder<TokioExecutor> {
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_header_list_size(u32::try_from(HEAD_BYTES_MAX).expect("64 KiB"))
+        .max_header_list_size(HTTP2_HEAD_BYTES_MAX)
         .max_concurrent_streams(STREAMS_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -308,9 +323,11 @@ impl Side {
 
 impl Place {
     fn new(permit: OwnedSemaphorePermit) -> Self {
+        let now = Instant::now();
         let usage = Usage {
             requests: 0,
-            idle_since: Instant::now(),
+            begun: now,
+            idle_since: now,
         };
         Self {
             usage: Mutex::new(usage),
@@ -322,6 +339,12 @@ impl Place {
         let usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         usage.requests == 0 && usage.idle_since.elapsed() >= time
     }
+
+    /// Whether requests are under way, and even the latest of them began so long ago.
+    fn is_overdue(&self, time: Duration) -> bool {
+        let usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        usage.requests > 0 && usage.begun.elapsed() >= time
+    }
 }
 
 // === impl InUse ===
@@ -330,6 +353,7 @@ impl InUse {
     fn new(place: &Arc<Place>) -> Self {
         let mut usage = place.usage.lock().unwrap_or_else(PoisonError::into_inner);
         usage.requests += 1;
+        usage.begun = Instant::now();
         Self(Arc::clone(place))
     }
 }
@@ -339,5 +363,22 @@ impl Drop for InUse {
         let mut usage = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
         usage.requests -= 1;
         usage.idle_since = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_what_is_under_way_is_overdue() {
+        let room = Arc::new(Semaphore::new(1));
+        let place = Arc::new(Place::new(room.acquire_owned().await.unwrap()));
+        assert!(!place.is_overdue(Duration::ZERO));
+        let first = InUse::new(&place);
+        assert!(place.is_overdue(Duration::ZERO));
+        assert!(!place.is_overdue(Duration::from_secs(3600)));
+        drop(first);
+        assert!(!place.is_overdue(Duration::ZERO));
     }
 }

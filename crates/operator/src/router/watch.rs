@@ -9,6 +9,10 @@ use kube::{Api, Client};
 use std::pin::pin;
 use std::sync::Arc;
 
+/// After so long the API server ends a watch and we begin the next where it ended. Less than `READ_WITHIN`, which is
+/// for a connection that died without a word: until then we would dial addresses that others may have by now.
+const WATCH_SECONDS: u32 = 20;
+
 /// Follows the pods of sandboxes. Never ends: a watch that breaks is begun again, with longer and longer pauses, and
 /// what is known meanwhile stays.
 pub(super) async fn follow(client: Client, namespace: Option<String>, index: Arc<Index>) {
@@ -16,7 +20,9 @@ pub(super) async fn follow(client: Client, namespace: Option<String>, index: Arc
         Some(namespace) => Api::namespaced(client, namespace),
         None => Api::all(client),
     };
-    let config = watcher::Config::default().labels(NAME_HASH);
+    let config = watcher::Config::default()
+        .labels(NAME_HASH)
+        .timeout(WATCH_SECONDS);
     let mut events = pin!(watcher(pods, config).default_backoff());
     while let Some(event) = events.next().await {
         match event {

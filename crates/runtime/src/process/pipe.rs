@@ -10,7 +10,7 @@ use crate::process::proto::start_response::Event;
 use crate::registry::{Feed, Running, Stdin};
 use crate::shared::Shared;
 use futures::StreamExt as _;
-use k8e_wire::proto::{ErrorCode, Exec, reply::Reply, request::Call};
+use k8e_wire::proto::{ErrorCode, Exec, input::Input, reply::Reply, request::Call};
 use k8e_wire::{HostEnd, Inputs, Replies};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -73,7 +73,17 @@ pub(super) async fn start(shared: &Shared, mut exec: Exec) -> Result<Events, Fai
 
 /// Hands to the guest what callers give, one after the other, until it takes no more.
 async fn forward(mut feeds: mpsc::Receiver<Feed>, mut inputs: Inputs) {
+    let mut ended = false;
     while let Some((input, taken)) = feeds.recv().await {
+        let is_end = matches!(input, Input::End(_));
+        // Said again by a caller who did not hear that it was taken. Data after it is for nobody.
+        if ended {
+            if is_end {
+                let _ = taken.send(());
+            }
+            continue;
+        }
+        ended = is_end;
         if inputs.send(input).await.is_err() {
             break;
         }

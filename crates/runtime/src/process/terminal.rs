@@ -16,9 +16,13 @@ use k8e_wire::proto::{
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes typed with one call.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
+
+/// Until a terminal that takes nothing is tried again: nobody reads what was typed, or it has just ended.
+const FULL_PAUSE: Duration = Duration::from_millis(50);
 
 /// A terminal of the guest's. Dropped, it ends.
 struct Terminal {
@@ -81,8 +85,13 @@ async fn open(shared: Arc<Shared>, exec: Exec, size: Pty) -> Result<Streamed, Fa
     })
 }
 
-/// Types into a terminal, for as long as it takes.
-pub(super) async fn write(shared: &Shared, id: &str, mut data: Bytes) -> Result<(), Failure> {
+/// Types into the terminal of a process, for as long as it takes and the process lasts.
+pub(super) async fn write(
+    shared: &Shared,
+    process: i32,
+    id: &str,
+    mut data: Bytes,
+) -> Result<(), Failure> {
     while !data.is_empty() {
         let call = Call::WriteTerminal(WriteTerminal {
             id: id.to_owned(),
@@ -92,6 +101,10 @@ pub(super) async fn write(shared: &Shared, id: &str, mut data: Bytes) -> Result<
             return Err(out_of_turn());
         };
         let taken = usize::try_from(done.bytes).unwrap_or(usize::MAX);
+        if taken == 0 {
+            shared.registry.get(process)?;
+            tokio::time::sleep(FULL_PAUSE).await;
+        }
         let _ = data.split_to(taken.min(data.len()));
     }
     Ok(())

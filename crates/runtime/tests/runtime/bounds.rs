@@ -3,7 +3,7 @@
 use crate::process::{sh, test};
 use crate::support::{Runtime, ask, connect, eventually, read_answer, until};
 use serde_json::json;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use tonic::Code;
 use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
@@ -118,6 +118,26 @@ fn who_is_silent_is_cut_off() {
     stream.write_all(head).unwrap();
     assert_eq!(read_answer(&mut stream).status, 408);
     assert_eq!(std::fs::read_dir(runtime.root()).unwrap().count(), 0);
+}
+
+#[test]
+fn who_calls_nothing_is_cut_off() {
+    let flags = ["-http-idle-timeout=500ms"];
+    test(&flags, &[], async |runtime, mut client| {
+        let call = sh("echo ready; sleep 1.5; echo done");
+        let mut call = client.start(call, None).await.unwrap();
+        call.says("ready").await;
+        // Nothing, and a connection that is made and used for nothing: the preface and empty settings.
+        for said in ["", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"] {
+            let mut stream = connect(runtime.grpc);
+            stream.write_all(said.as_bytes()).unwrap();
+            let ended = stream.read_to_end(&mut Vec::new());
+            let waits = ended.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+            assert!(!waits, "still open: {said:?}");
+        }
+        // A call that lasts is not idle, whatever it says.
+        call.says("done").await;
+    });
 }
 
 #[test]

@@ -41,9 +41,14 @@ impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
     }
 
     pub(super) fn get(&self, key: &K) -> Option<V> {
+        self.get_until(key).map(|(value, _)| value)
+    }
+
+    /// With when it will be forgotten.
+    pub(super) fn get_until(&self, key: &K) -> Option<(V, Instant)> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let known = entries.known.get(key)?;
-        (Instant::now() < known.until).then(|| known.value.clone())
+        (Instant::now() < known.until).then(|| (known.value.clone(), known.until))
     }
 
     pub(super) fn put(&self, key: K, value: V, ttl: Duration) {

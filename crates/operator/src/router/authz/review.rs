@@ -19,7 +19,7 @@ use ring::digest::{Context, SHA256};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// Questions to the API server at once: a flood of made-up tokens is not passed on to it.
 const AT_ONCE_MAX: usize = 64;
@@ -68,13 +68,20 @@ impl Reviews {
                 Err(Denied::Forbidden)
             };
         }
-        let user = match self.users.get(&of_token) {
-            Some(user) => user,
-            None => self.ask_who(token, of_token).await?,
+        let (user, until) = match self.users.get_until(&of_token) {
+            Some(known) => known,
+            None => {
+                let user = self.ask_who(token, of_token).await?;
+                let ttl = self.ttl_of(user.is_some());
+                (user, Instant::now() + ttl)
+            }
         };
         let user = user.ok_or(Denied::Unknown)?;
         let allowed = self.ask_whether(&user, target).await?;
-        self.decisions.put(of_both, allowed, self.ttl_of(allowed));
+        // Not longer than we know whose token it is: one that was revoked counts for one ttl, not for two.
+        let left = until.saturating_duration_since(Instant::now());
+        let ttl = self.ttl_of(allowed).min(left);
+        self.decisions.put(of_both, allowed, ttl);
         if allowed {
             Ok(())
         } else {

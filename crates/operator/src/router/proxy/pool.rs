@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
@@ -28,6 +29,9 @@ const IDLE_ALL_MAX: usize = 2048;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// When all of an answer has been read, its connection is free at once, or never.
 const FREE_WITHIN: Duration = Duration::from_millis(500);
+/// How long a request waits when all connections are taken: those whose answer was not read to the end, and idle ones,
+/// are given back by then.
+const ROOM_WITHIN: Duration = Duration::from_secs(1);
 /// A sandbox that is gone without a word is noticed by this.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_WITHIN: Duration = Duration::from_secs(20);
@@ -40,6 +44,17 @@ type Key = (Box<str>, SocketAddr, bool);
 /// See the module.
 pub(in crate::router) struct Pool {
     idle: Mutex<HashMap<Key, Vec<Idle>>>,
+    /// For all connections, idle ones too: each costs a descriptor and buffers.
+    room: Arc<Semaphore>,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoConnection {
+    #[error("there are as many connections to sandboxes as there may be")]
+    Full,
+    #[error(transparent)]
+    Dial(#[from] io::Error),
 }
 
 struct Idle {
@@ -66,8 +81,11 @@ pub(super) struct Dialled {
     pub(super) reused: bool,
 }
 
-/// Ends a connection with whoever holds this.
-struct Held(AbortHandle);
+/// Ends a connection with whoever holds this, and gives its place back; also that of one that became a tunnel.
+struct Held {
+    carried: AbortHandle,
+    _place: OwnedSemaphorePermit,
+}
 
 /// Puts a connection back when it is dropped, if it is still good.
 pub(super) struct Returning {
@@ -81,9 +99,10 @@ type Unsent = (hyper::Error, Option<Request<AnyBody>>);
 // === impl Pool ===
 
 impl Pool {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(connections_max: usize) -> Self {
         Self {
             idle: Mutex::default(),
+            room: Arc::new(Semaphore::new(connections_max)),
         }
     }
 
@@ -105,7 +124,7 @@ impl Pool {
         address: SocketAddr,
         kind: Kind,
         within: Duration,
-    ) -> io::Result<Dialled> {
+    ) -> Result<Dialled, NoConnection> {
         let key = (Box::from(pod), address, kind == Kind::Grpc);
         // What is switched to another protocol never comes back: it gets a connection of its own.
         if kind != Kind::Upgrade
@@ -117,7 +136,8 @@ impl Pool {
                 reused: true,
             });
         }
-        let dialled = timeout(within, dial(address, kind)).await;
+        let place = self.place().await?;
+        let dialled = timeout(within, dial(address, kind, place)).await;
         let sender = dialled.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         if let Sender::Many(sender) = &sender {
             self.put(key.clone(), Sender::Many(sender.clone()));
@@ -127,6 +147,28 @@ impl Pool {
             upstream,
             reused: false,
         })
+    }
+
+    /// A place for one more connection; idle ones make room.
+    async fn place(&self) -> Result<OwnedSemaphorePermit, NoConnection> {
+        if let Ok(place) = Arc::clone(&self.room).try_acquire_owned() {
+            return Ok(place);
+        }
+        self.drop_idle();
+        let place = timeout(ROOM_WITHIN, Arc::clone(&self.room).acquire_owned()).await;
+        place.ok().and_then(Result::ok).ok_or(NoConnection::Full)
+    }
+
+    /// Those that nobody has used lately. Of HTTP/2 one cannot see more than that.
+    fn drop_idle(&self) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|_, connections| {
+            connections.retain(|idle| match idle.sender {
+                Sender::One(..) => false,
+                Sender::Many(_) => idle.is_good() && idle.since.elapsed() < IDLE_MAX,
+            });
+            !connections.is_empty()
+        });
     }
 
     /// Takes it back when what it returns is dropped.
@@ -162,7 +204,9 @@ impl Pool {
     fn put(&self, key: Key, sender: Sender) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let full = idle.len() >= IDLE_ALL_MAX && !idle.contains_key(&key);
-        if full {
+        // Somebody may wait for the place of a connection that only one can use.
+        let wanted = matches!(sender, Sender::One(..)) && self.room.available_permits() == 0;
+        if full || wanted {
             return;
         }
         let connections = idle.entry(key).or_default();
@@ -231,11 +275,11 @@ impl Drop for Returning {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.0.abort();
+        self.carried.abort();
     }
 }
 
-async fn dial(address: SocketAddr, kind: Kind) -> io::Result<Sender> {
+async fn dial(address: SocketAddr, kind: Kind, place: OwnedSemaphorePermit) -> io::Result<Sender> {
     let stream = TcpStream::connect(address).await?;
     let _ = stream.set_nodelay(true);
     let stream = TokioIo::new(stream);
@@ -254,6 +298,7 @@ async fn dial(address: SocketAddr, kind: Kind) -> io::Result<Sender> {
             if let Err(error) = connection.await {
                 tracing::debug!("a connection to a sandbox ended: {error}");
             }
+            drop(place);
         });
         return Ok(Sender::Many(sender));
     }
@@ -268,5 +313,9 @@ async fn dial(address: SocketAddr, kind: Kind) -> io::Result<Sender> {
             tracing::debug!("a connection to a sandbox ended: {error}");
         }
     });
-    Ok(Sender::One(sender, Held(carried.abort_handle())))
+    let held = Held {
+        carried: carried.abort_handle(),
+        _place: place,
+    };
+    Ok(Sender::One(sender, held))
 }

@@ -185,3 +185,44 @@ async fn what_is_under_way_is_answered_before_the_end() {
         .unwrap();
     drop(idle);
 }
+
+#[tokio::test]
+async fn connections_to_sandboxes_are_bounded_too() {
+    let router = Router::start(&["--max-connections=1"]).await;
+    let sandbox = Sandbox::start(|request| async move {
+        if request.uri().path() == "/never" {
+            std::future::pending::<()>().await;
+        }
+        Response::new(full("done".to_owned()))
+    })
+    .await;
+    router.knows("sb", &sandbox);
+    let stream = TokioIo::new(router.connect().await);
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let request = |path: &str| {
+        let request = sandbox
+            .request()
+            .uri(format!("http://router.example{path}"));
+        request.body(no_body()).unwrap()
+    };
+    let mut asking = sender.clone();
+    let never = tokio::spawn(asking.send_request(request("/never")));
+    while sandbox.connections() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let heard = hear(sender.send_request(request("/")).await.unwrap()).await;
+    let heard = heard.unwrap();
+    assert_eq!(heard.status, 503);
+    assert!(
+        heard.detail().contains("--max-connections"),
+        "{}",
+        heard.detail()
+    );
+    // Its place is another's as soon as it is given up.
+    never.abort();
+    let heard = hear(sender.send_request(request("/")).await.unwrap()).await;
+    assert_eq!(heard.unwrap().status, 200);
+}
