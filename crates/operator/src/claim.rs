@@ -46,7 +46,7 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
     match serve(world, &claim).await {
         Ok(served) => {
             let next = status::write(world, &claim, served, now).await?;
-            Ok(expiry::sooner(next, expiry::remaining(&claim, now)))
+            Ok(next.sooner(expiry::remaining(&claim, now)))
         }
         Err(error) => failed(world, &claim, error, now).await,
     }

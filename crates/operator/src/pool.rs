@@ -26,8 +26,6 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// A template that is missing is looked for again this often; the watch usually tells earlier.
 const MISSING_RECHECK: Duration = Duration::from_secs(60);
 
-/// Claims come in while the last one is not older than this.
-const CALM: Duration = Duration::from_millis(500);
 /// Between two sandboxes that are made while claims come in.
 const GENTLE_PAUSE: Duration = Duration::from_millis(30);
 
@@ -86,7 +84,7 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
     let more = more?; // its figures are true whatever went wrong
     Ok([recheck, missing, more, status]
         .into_iter()
-        .fold(Next::Wait, sooner))
+        .fold(Next::Wait, Next::sooner))
 }
 
 fn wanted(world: &World, pool: &SandboxWarmPool) -> Wanted {
@@ -205,7 +203,7 @@ async fn carry_out(
 fn pause(world: &World, pool: &SandboxWarmPool, plan: &Plan) -> Option<Duration> {
     let rate = world.options.sandbox_warm_pool_max_refill_rate;
     let told = (rate > 0.0).then(|| Duration::from_secs_f64(1.0 / rate.max(0.001)));
-    let calm = plan.ready * 4 < pool.desired() || !world.timings.claimed_within(CALM);
+    let calm = plan.ready * 4 < pool.desired() || !world.timings.claims_come_in();
     let gentle = (!calm).then_some(GENTLE_PAUSE);
     told.max(gentle)
 }
@@ -304,13 +302,6 @@ async fn write_status(
         .patch_pool_status(&key, json!({"status": status}))
         .await?;
     Ok(Next::Wait)
-}
-
-fn sooner(a: Next, b: Next) -> Next {
-    match (a, b) {
-        (Next::After(a), Next::After(b)) => Next::After(a.min(b)),
-        (Next::Wait, other) | (other, _) => other,
-    }
 }
 
 /// The reference by which a pool owns its sandboxes.

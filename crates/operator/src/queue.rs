@@ -41,6 +41,18 @@ struct State {
     failures: HashMap<Key, u32>,
 }
 
+// === impl Next ===
+
+impl Next {
+    /// The earlier of two wishes.
+    pub(crate) fn sooner(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::After(a), Self::After(b)) => Self::After(a.min(b)),
+            (Self::Wait, other) | (other, _) => other,
+        }
+    }
+}
+
 // === impl Queue ===
 
 impl Queue {

@@ -81,7 +81,7 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
         expiry::remaining(&sandbox, now),
         recheck(world, &sandbox, &children),
     ];
-    let next = next.into_iter().fold(Next::Wait, sooner);
+    let next = next.into_iter().fold(Next::Wait, Next::sooner);
     match children.error {
         // Its words stand in the condition, and trying again does not help; its time still comes.
         Some(error) if error.class() != Class::Permanent => Err(error),
@@ -128,13 +128,6 @@ pub(crate) fn error_verdict(error: &Error) -> Verdict {
         Class::Conflict | Class::Gone | Class::Throttled(_) | Class::Transient => "ReconcilerError",
     };
     Verdict::no(reason, format!("Error seen: {error}"))
-}
-
-fn sooner(a: Next, b: Next) -> Next {
-    match (a, b) {
-        (Next::After(a), Next::After(b)) => Next::After(a.min(b)),
-        (Next::Wait, other) | (other, _) => other,
-    }
 }
 
 /// The reference by which a sandbox owns a child.

@@ -8,6 +8,9 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+/// Claims come in while the last one is not older than this.
+const CALM: Duration = Duration::from_millis(500);
+
 /// What is known of a claim's way to its sandbox.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
@@ -56,12 +59,12 @@ impl Timings {
     }
 
     /// Whether somebody asked for a sandbox lately.
-    pub(crate) fn claimed_within(&self, time: Duration) -> bool {
+    pub(crate) fn claims_come_in(&self) -> bool {
         let last = *self
             .last_claim
             .lock()
             .expect("no holder of the time panics");
-        last.is_some_and(|last| last.elapsed() <= time)
+        last.is_some_and(|last| last.elapsed() <= CALM)
     }
 
     pub(crate) fn forget(&self, key: &Key) {

@@ -42,13 +42,6 @@ pub(super) fn remaining(claim: &SandboxClaim, now: Timestamp) -> Next {
     }
 }
 
-pub(super) fn sooner(a: Next, b: Next) -> Next {
-    match (a, b) {
-        (Next::After(a), Next::After(b)) => Next::After(a.min(b)),
-        (Next::Wait, other) | (other, _) => other,
-    }
-}
-
 /// Ends the claim as its policy says. The claim says so first: whoever watches it sees why it goes.
 pub(super) async fn expire(world: &World, claim: &SandboxClaim, now: Timestamp) -> Result<Next> {
     let verdict = Verdict::no("ClaimExpired", words(world, claim));

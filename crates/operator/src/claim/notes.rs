@@ -15,8 +15,6 @@ use std::time::Duration;
 /// A claim that is not ready by then gets what is known.
 pub(super) const LATEST: Duration = Duration::from_secs(1);
 
-/// Claims come in while the last one is not older than this.
-const CALM: Duration = Duration::from_millis(500);
 /// A note is written at the latest this long after its claim.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(15);
 
@@ -37,7 +35,7 @@ pub(crate) async fn annotate(world: &World, key: &Key) -> Result<Next> {
     };
     // While claims come in, the API server is theirs; but not for ever.
     let patient = Timestamp::now().duration_since(seen.observed) < PATIENCE;
-    if patient && world.timings.claimed_within(CALM) {
+    if patient && world.timings.claims_come_in() {
         return Ok(Next::After(LATEST));
     }
     let mut notes = Map::new();
