@@ -6,26 +6,53 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-/// Where a guest listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GuestAddress {
-    /// A Unix socket, by its path on the host.
-    Unix(Arc<PathBuf>),
+/// So long after a call began the connection for the next one is made. By then most are over: to take a
+/// connection would slow down a command that runs.
+const SPARE_AFTER: Duration = Duration::from_millis(50);
+
+/// Where a guest listens: a Unix socket, by its path on the host. A clone is the same address.
+#[derive(Clone, Debug)]
+pub struct GuestAddress(Arc<Address>);
+
+#[derive(Debug)]
+struct Address {
+    path: PathBuf,
+    /// A connection without a call, which its guest has taken already: to take one costs a guest
+    /// about as much as to start a command.
+    spare: Mutex<Option<UnixStream>>,
 }
 
 // === impl GuestAddress ===
 
 impl GuestAddress {
+    /// The guest that listens at `path`.
+    pub fn new(path: PathBuf) -> Self {
+        let spare = Mutex::default();
+        Self(Arc::new(Address { path, spare }))
+    }
+
     /// Starts a call: one connection, one request.
     pub async fn call(&self, call: request::Call) -> Result<HostEnd, WireError> {
+        let spare = self.spare().take();
+        self.connect_soon();
+        if let Some(stream) = spare {
+            match HostEnd::call(stream, call.clone()).await {
+                // The guest let go of it, before it had a whole request.
+                Err(WireError::Io(_)) => {}
+                started => return started,
+            }
+        }
         HostEnd::call(self.connect().map_err(WireError::Io)?, call).await
     }
 
     /// Asks the guest whether it is there and speaks our protocol.
     pub async fn hello(&self) -> Result<(), WireError> {
-        self.greet(false).await.map(drop)
+        self.greet(false).await?;
+        self.connect_spare();
+        Ok(())
     }
 
     /// Asks the guest how many processes there are beside it.
@@ -45,11 +72,31 @@ impl GuestAddress {
         }
     }
 
+    /// Has a connection made for the next call, when this one is under way.
+    fn connect_soon(&self) {
+        let own = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(SPARE_AFTER).await;
+            own.connect_spare();
+        });
+    }
+
+    /// Failing is fine: the next call connects itself.
+    fn connect_spare(&self) {
+        let mut spare = self.spare();
+        if spare.is_none() {
+            *spare = self.connect().ok();
+        }
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.0.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Never blocks: a guest whose queue is full is an error at once.
     fn connect(&self) -> io::Result<UnixStream> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-        let Self::Unix(path) = self;
-        let (_dir, short) = short(path)?;
+        let (_dir, short) = short(&self.0.path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -4,13 +4,9 @@ use crate::error::Error;
 use crate::{Guest, exec, files, forward, processes, pty, runs, sweep};
 use k8e_wire::proto::{Done, HelloReply, reply::Reply, request::Call};
 use k8e_wire::{GuestEnd, PROTOCOL, ReplySink, Requests};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
-
-/// Longest wait for the request of a connection. The host sends it at once.
-const REQUEST_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long inputs that nobody wants any more are read, so that a host that is still sending gets
 /// to read why the call failed.
@@ -18,18 +14,14 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// Answers the call of one connection.
 pub(crate) async fn answer(guest: &Arc<Guest>, stream: UnixStream) {
-    // Tells whether the host is there while there is no room to read more of what it sends.
-    let Ok(peer) = stream.as_fd().try_clone_to_owned() else {
-        return;
-    };
     let mut end = GuestEnd::new(stream);
-    let Ok(Ok(Some(call))) = tokio::time::timeout(REQUEST_WITHIN, end.requests.request()).await
-    else {
+    // The host may have connected long before it has something to ask.
+    let Ok(Some(call)) = end.requests.request().await else {
         return;
     };
     let sends = matches!(&call, Call::WriteFile(_) | Call::Forward(_))
         || matches!(&call, Call::Exec(exec) if exec.stdin);
-    match dispatch(guest, &mut end, peer, call).await {
+    match dispatch(guest, &mut end, call).await {
         Ok(last) => {
             let _ = end.replies.send(last).await;
         }
@@ -44,21 +36,19 @@ pub(crate) async fn answer(guest: &Arc<Guest>, stream: UnixStream) {
 }
 
 /// Runs the call; returns its final reply.
-async fn dispatch(
-    guest: &Arc<Guest>,
-    end: &mut GuestEnd,
-    peer: OwnedFd,
-    call: Call,
-) -> Result<Reply, Error> {
+async fn dispatch(guest: &Arc<Guest>, end: &mut GuestEnd, call: Call) -> Result<Reply, Error> {
     match call {
-        Call::Exec(request) => Box::pin(exec::exec(guest, end, peer, request)).await,
+        Call::Exec(request) => {
+            let held = guest.config.started_held;
+            Box::pin(exec::exec(guest, end, request, held)).await
+        }
         Call::WriteFile(request) => files::write(&mut end.requests, request).await,
-        Call::Forward(request) => Box::pin(forward::forward(end, peer, request)).await,
+        Call::Forward(request) => Box::pin(forward::forward(end, request)).await,
         Call::Hello(request) => Ok(Reply::Hello(HelloReply {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             processes: if request.count {
-                processes::count()?
+                processes::count(guest)?
             } else {
                 0
             },
@@ -106,7 +96,7 @@ async fn without_input(
         Call::MakeDir(request) => files::make_dir(&request).and(done),
         Call::Move(request) => files::rename(&request).and(done),
         Call::Remove(request) => files::remove(&request).await.and(done),
-        Call::ListProcesses(_) => processes::list(replies).await,
+        Call::ListProcesses(_) => processes::list(guest, replies).await,
         Call::StartRun(request) => Box::pin(runs::start(guest, replies, request)).await,
         Call::AttachRun(request) => runs::attach(guest, replies, request).await,
         Call::EndRun(request) => runs::end(guest, request).await,

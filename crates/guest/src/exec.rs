@@ -2,8 +2,8 @@
 //!
 //! # Flow
 //! 1. Everything is prepared: user, environment, working directory, a script's file.
-//! 2. The guest starts a *supervisor*, a process in its own memory, which makes itself a subreaper and starts the command in a
-//!    session of its own. Whatever the command starts, however it hides (new session, double fork,
+//! 2. The guest starts a *supervisor*, a process in its own memory, or takes one that it started before; it
+//!    makes itself a subreaper and starts the command in a session of its own. Whatever the command starts, however it hides (new session, double fork,
 //!    empty environment), stays a descendant of the supervisor.
 //! 3. Output is forwarded as the host takes it, input as the command takes it.
 //! 4. The command ends: the supervisor reports how and goes away, what is in the pipes is sent, then
@@ -23,6 +23,7 @@ mod command;
 mod input;
 pub(crate) mod kill;
 mod output;
+mod raw;
 mod report;
 mod script;
 mod spawn;
@@ -35,15 +36,14 @@ pub(crate) use command::Command;
 pub(crate) use input::has_closed;
 pub(crate) use output::{Ended, Reports};
 pub(crate) use report::Report;
-pub(crate) use spawn::{Child, above, spawn_on};
+pub(crate) use spawn::{Child, Spare, above, make_spare, spawn_on};
 pub(crate) use sys::Loan;
 
 use k8e_wire::GuestEnd;
 use k8e_wire::proto::{Exec, Exited, reply::Reply};
-use output::Output;
+use output::{Output, Told};
 use report::Stage;
 use spawn::Streams;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -114,12 +114,13 @@ impl Drop for Running {
     }
 }
 
-/// Runs a command to its end; the final reply is `Exited`.
+/// Runs a command to its end; the final reply is `Exited`. The news that it started waits for what
+/// comes next, at most as long as `started_held`.
 pub(crate) async fn exec(
     guest: &Arc<Guest>,
     end: &mut GuestEnd,
-    peer: OwnedFd,
     request: Exec,
+    started_held: Duration,
 ) -> Result<Reply, Error> {
     let (command, _script) = Command::prepare(&request).await?;
     let command = Arc::new(command);
@@ -128,6 +129,7 @@ pub(crate) async fn exec(
         supervisor,
         pid,
         mut reports,
+        orders,
         streams: Streams {
             stdin,
             stdout,
@@ -140,19 +142,16 @@ pub(crate) async fn exec(
     let mut timed_out = false;
 
     let outcome = {
-        let mut forward = pin!(output.forward(
-            &mut end.replies,
-            &mut reports,
+        let told = Told {
+            reports: &mut reports,
+            orders: &orders,
             supervisor,
-            &running.pid,
-            &killed
-        ));
-        let mut input = pin!(input::forward(
-            &mut end.requests,
-            stdin,
-            peer.as_fd(),
-            &running.pid
-        ));
+            pid: &running.pid,
+            killed: &killed,
+            started_held,
+        };
+        let mut forward = pin!(output.forward(&mut end.replies, told));
+        let mut input = pin!(input::forward(&mut end.requests, stdin, &running.pid));
         let mut timer = pin!(timer(request.timeout_ms));
         loop {
             tokio::select! {
@@ -195,6 +194,7 @@ pub(crate) async fn exec(
         }
     };
     running.set_over();
+    spawn::clear_away(guest, (output, reports));
     result
 }
 

@@ -10,7 +10,6 @@ use k8e_wire::proto::{Connected, Done, End, Forward, input::Input, reply::Reply}
 use k8e_wire::{CHUNK_BYTES, GuestEnd, ReplySink, Requests};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -24,11 +23,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Connects, says so, and carries bytes until both directions are over or the host closes.
-pub(crate) async fn forward(
-    end: &mut GuestEnd,
-    peer: OwnedFd,
-    request: Forward,
-) -> Result<Reply, Error> {
+pub(crate) async fn forward(end: &mut GuestEnd, request: Forward) -> Result<Reply, Error> {
     let mut service = connect(&request).await?;
     end.replies.send(Reply::Connected(Connected {})).await?;
     let (from_service, to_service) = service.split();
@@ -43,7 +38,7 @@ pub(crate) async fn forward(
     tokio::select! {
         biased;
         last = out => last,
-        gone = carry_in(requests, to_service, peer.as_fd(), sent_all) => Err(gone),
+        gone = carry_in(requests, to_service, sent_all) => Err(gone),
     }
 }
 
@@ -112,7 +107,6 @@ async fn carry_out(
 async fn carry_in(
     requests: &mut Requests,
     mut service: WriteHalf<'_>,
-    peer: BorrowedFd<'_>,
     sent_all: oneshot::Sender<()>,
 ) -> Error {
     let mut sent_all = Some(sent_all);
@@ -121,7 +115,7 @@ async fn carry_in(
     loop {
         match requests.input().await {
             Ok(Some(Input::Data(data))) if reads && sent_all.is_some() => {
-                match write(&mut service, &data, peer).await {
+                match write(&mut service, &data, requests).await {
                     Ok(()) => {}
                     Err(Error::Cancelled) => return Error::Cancelled,
                     Err(_) => reads = false,
@@ -141,16 +135,12 @@ async fn carry_in(
 }
 
 /// Writes all of it, unless the host goes away meanwhile.
-async fn write(
-    service: &mut WriteHalf<'_>,
-    data: &[u8],
-    peer: BorrowedFd<'_>,
-) -> Result<(), Error> {
+async fn write(service: &mut WriteHalf<'_>, data: &[u8], host: &Requests) -> Result<(), Error> {
     let mut left = data;
     while !left.is_empty() {
         match tokio::time::timeout(LOOK_EVERY, service.write(left)).await {
             Ok(written) => left = &left[written.map_err(Error::os("write to", b"a port"))?..],
-            Err(_) if has_closed(peer) => return Err(Error::Cancelled),
+            Err(_) if has_closed(host) => return Err(Error::Cancelled),
             Err(_) => {}
         }
     }

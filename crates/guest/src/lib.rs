@@ -1,7 +1,7 @@
 //! The agent inside a sandbox: runs commands, reads and writes files, lists processes.
 //!
 //! # Calls
-//! A connection carries one call: a `Request`, then `Input`s where the call takes them. The guest
+//! A connection carries one call, at once or later: a `Request`, then `Input`s where the call takes them. The guest
 //! answers with `Reply`s, of which exactly one is final:
 //!
 //! | call | replies | final |
@@ -67,6 +67,9 @@ const CONNECTIONS_MAX: usize = 512;
 /// Pause after a failed accept: out of descriptors or memory, which passes.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
+/// Longer than most small commands take on Linux, shorter than anybody notices.
+const STARTED_HELD: Duration = Duration::from_millis(2);
+
 /// How the guest runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -75,6 +78,9 @@ pub struct Config {
     pub init: bool,
     /// Limit of open files (soft, hard) that commands get, where the guest raised its own.
     nofile: Option<(u64, u64)>,
+    /// How long the news that a command started waits for what comes next. Most commands have ended
+    /// or said something by then, and the host is woken once, not while they need the CPU.
+    pub started_held: Duration,
 }
 
 /// The agent as a part of a program that is its own host: calls without a socket in between that
@@ -90,6 +96,8 @@ pub(crate) struct Guest {
     pub(crate) signals: Arc<[i32]>,
     /// What commands without input read.
     pub(crate) dev_null: Option<OwnedFd>,
+    /// All that the next command needs.
+    pub(crate) spare: exec::Spare,
     /// Streams of ended commands that background processes still write to.
     pub(crate) drains: AtomicUsize,
     /// Commands that outlive their connections.
@@ -106,6 +114,7 @@ impl Config {
         Self {
             init: true,
             nofile: sys::raise_nofile(),
+            ..Self::default()
         }
     }
 }
@@ -115,6 +124,7 @@ impl Default for Config {
         Self {
             init: std::process::id() == 1,
             nofile: None,
+            started_held: STARTED_HELD,
         }
     }
 }
@@ -122,6 +132,7 @@ impl Default for Config {
 /// Serves calls until the end of time, or until the future is dropped.
 pub async fn serve(listener: UnixListener, config: Config) {
     let agent = Agent::new(config);
+    exec::make_spare(&agent.0);
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -137,6 +148,8 @@ pub async fn serve(listener: UnixListener, config: Config) {
             call::answer(&guest, stream).await;
             drop(permit);
         });
+        // Its turn first: that there is no other connection is not urgent.
+        tokio::task::yield_now().await;
     }
 }
 
@@ -153,6 +166,7 @@ impl Agent {
             dev_null: std::fs::File::open("/dev/null")
                 .ok()
                 .and_then(|file| exec::above(file.into()).ok()),
+            spare: exec::Spare::default(),
             drains: AtomicUsize::new(0),
             runs: runs::Runs::default(),
             terminals: pty::Terminals::default(),

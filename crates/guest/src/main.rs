@@ -11,8 +11,12 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixListener as StdListener;
 use std::process::ExitCode;
+use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// In gVisor, where everything that a small command does takes longer.
+const STARTED_HELD: Duration = Duration::from_millis(30);
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -24,14 +28,16 @@ fn main() -> ExitCode {
 
 fn run(args: &[OsString]) -> io::Result<()> {
     match args {
-        [] => serve(k8e_guest::inherited_listener()?.into()),
-        [option, path] if option == "--listen" => serve(StdListener::bind(path)?),
+        [] => serve(k8e_guest::inherited_listener()?.into(), None),
+        [option, path] if option == "--listen" => {
+            serve(StdListener::bind(path)?, Some(STARTED_HELD))
+        }
         [option] if option == "--self-test" => k8e_guest::self_test(),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
 
-fn serve(listener: StdListener) -> io::Result<()> {
+fn serve(listener: StdListener, started_held: Option<Duration>) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     // What `ps` shows; else it is the name of the memory file we are executed from.
     let _ = rustix::thread::set_name(c"k8e-guest");
@@ -43,11 +49,12 @@ fn serve(listener: StdListener) -> io::Result<()> {
         // No other signal gets a handler: what PID 1 does not handle, nobody inside can send it.
         // Registered here so that the guest knows to reset it in commands.
         let _child = signal(SignalKind::child())?;
-        let config = if std::process::id() == 1 {
+        let mut config = if std::process::id() == 1 {
             Config::for_init()
         } else {
             Config::default()
         };
+        config.started_held = started_held.unwrap_or(config.started_held);
         k8e_guest::serve(listener, config).await;
         Ok(())
     })

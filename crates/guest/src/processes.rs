@@ -1,5 +1,6 @@
 //! The list of processes.
 
+use crate::Guest;
 use crate::error::Error;
 use crate::procfs::{self, Stat};
 use k8e_wire::ReplySink;
@@ -17,8 +18,10 @@ const CMDLINE_BYTES_MAX: u64 = 4096;
 const BATCH: usize = 32;
 
 /// Sends the list; the final reply says whether it was cut.
-pub(crate) async fn list(replies: &mut ReplySink) -> Result<Reply, Error> {
+pub(crate) async fn list(guest: &Guest, replies: &mut ReplySink) -> Result<Reply, Error> {
     let mut pids = procfs::pids().map_err(Error::os("read", b"/proc"))?;
+    // It does nothing for anybody yet.
+    pids.retain(|pid| guest.spare.pid() != Some(*pid));
     pids.sort_unstable();
     let truncated = pids.len() > PROCESSES_MAX;
     pids.truncate(PROCESSES_MAX);
@@ -35,11 +38,14 @@ pub(crate) async fn list(replies: &mut ReplySink) -> Result<Reply, Error> {
     }))
 }
 
-/// Processes that are alive, without this one.
-pub(crate) fn count() -> Result<u32, Error> {
+/// Processes that are alive, without this one and what it keeps ready.
+pub(crate) fn count(guest: &Guest) -> Result<u32, Error> {
     let all = procfs::scan().map_err(Error::os("read", b"/proc"))?;
     let me = i32::try_from(std::process::id()).unwrap_or(1);
-    let others = all.iter().filter(|stat| stat.is_live() && stat.pid != me);
+    let spare = guest.spare.pid();
+    let others = all
+        .iter()
+        .filter(|stat| stat.is_live() && stat.pid != me && spare != Some(stat.pid));
     Ok(u32::try_from(others.count()).unwrap_or(u32::MAX))
 }
 

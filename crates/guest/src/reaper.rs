@@ -1,5 +1,6 @@
 //! Who has died. As init the guest reaps every process of the sandbox; otherwise only its own
-//! supervisors, because other children belong to whoever shares the process.
+//! supervisors, because other children belong to whoever shares the process. Supervisors send no
+//! signal when they end: whoever knows that one is done looks for it.
 
 use crate::exec::Loan;
 use crate::{Guest, sys};
@@ -63,11 +64,8 @@ pub(crate) async fn reap_everything(guest: Arc<Guest>) {
     }
 }
 
-/// Reaps a supervisor that is done, when nobody else does.
+/// Reaps a supervisor that is done, soon.
 pub(crate) fn reap_when_gone(guest: &Arc<Guest>, supervisor: i32) {
-    if guest.config.init || reap_one(guest, supervisor) {
-        return;
-    }
     let guest = Arc::clone(guest);
     tokio::spawn(async move {
         let begin = tokio::time::Instant::now();
@@ -80,7 +78,7 @@ pub(crate) fn reap_when_gone(guest: &Arc<Guest>, supervisor: i32) {
 /// Reaps a supervisor that was just killed, when there is no runtime to wait in.
 pub(crate) fn reap_now(guest: &Guest, supervisor: i32) {
     for _ in 0..100 {
-        if guest.config.init || reap_one(guest, supervisor) {
+        if reap_one(guest, supervisor) {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));

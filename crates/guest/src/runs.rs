@@ -14,9 +14,9 @@ use k8e_wire::proto::{
 };
 use k8e_wire::{CHUNK_BYTES, GuestEnd, HostEnd, ReplySink};
 use std::collections::HashMap;
-use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as StdStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -230,14 +230,13 @@ impl Drop for Starting<'_> {
 
 /// The guest's side of the call.
 async fn execute(guest: Arc<Guest>, stream: UnixStream) {
-    let Ok(peer) = stream.as_fd().try_clone_to_owned() else {
-        return;
-    };
     let mut end = GuestEnd::new(stream);
     let Ok(Some(Call::Exec(call))) = end.requests.request().await else {
         return;
     };
-    let last = match Box::pin(exec::exec(&guest, &mut end, peer, call)).await {
+    // Who starts a command in the background wants nothing more than this news.
+    let held = Duration::ZERO;
+    let last = match Box::pin(exec::exec(&guest, &mut end, call, held)).await {
         Ok(last) => last,
         Err(Error::Cancelled | Error::Wire(_)) => return,
         Err(error) => Reply::Error(error.to_proto()),

@@ -54,7 +54,8 @@ pub struct Cell {
 macro_rules! conformance {
     ($subject:expr) => {
         $crate::conformance!(@ $subject;
-            commands: commands_say_how_they_ended, output_comes_apart_and_whole,
+            commands: commands_say_how_they_ended, the_next_command_runs_whatever_was_killed,
+                output_comes_apart_and_whole,
                 input_reaches_the_command, signals_reach_the_command, a_timeout_ends_everything,
                 cancelling_ends_everything, what_runs_in_the_background_stays,
                 detached_runs_outlive_their_connection,

@@ -226,7 +226,7 @@ impl Driver for FakeDriver {
         };
         let sandbox = Arc::new(FakeSandbox {
             id: spec.id.clone(),
-            address: GuestAddress::Unix(Arc::new(socket.clone())),
+            address: GuestAddress::new(socket.clone()),
             guest: Mutex::new(Some(guest.map_err(DriverError::step("start", "a guest"))?)),
             socket,
             died: watch::Sender::new(false),

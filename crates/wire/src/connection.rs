@@ -5,6 +5,7 @@ use crate::proto::{Input, Reply, Request, input, reply, request};
 use crate::{GUEST_FRAME_BYTES_MAX, HOST_FRAME_BYTES_MAX};
 use bytes::{Buf as _, BytesMut};
 use std::io::{ErrorKind, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -116,6 +117,12 @@ impl Requests {
             Some(Input { input: Some(input) }) => Ok(Some(input)),
             Some(Input { input: None }) => Err(WireError::OutOfTurn("an empty input")),
         }
+    }
+}
+
+impl AsFd for Requests {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_ref().as_fd()
     }
 }
 

@@ -59,6 +59,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
+    /// What it reads from.
+    pub fn get_ref(&self) -> &R {
+        &self.io
+    }
+
     /// The next message, or none when the other end closed between two.
     pub async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, WireError> {
         loop {

@@ -41,7 +41,7 @@ impl LocalSandbox {
             "watch",
             format!("the first process of {id}"),
         ))?;
-        let guest = GuestAddress::Unix(Arc::new(sandboxes.socket(&id)));
+        let guest = GuestAddress::new(sandboxes.socket(&id));
         let cgroup = sandboxes.cgroups.group(&id);
         Ok(Self {
             sandboxes,

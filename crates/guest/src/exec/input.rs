@@ -6,7 +6,6 @@ use k8e_wire::Requests;
 use k8e_wire::proto::input::Input;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 use tokio::net::unix::pipe::Sender;
@@ -22,12 +21,7 @@ const SIGNAL_MAX: i32 = 64;
 
 /// Forwards input and signals to the command with process id `pid` (0: not started yet). Returns
 /// when the host closed, which cancels.
-pub(crate) async fn forward(
-    requests: &mut Requests,
-    mut stdin: Option<Sender>,
-    peer: BorrowedFd<'_>,
-    pid: &AtomicI32,
-) {
+pub(crate) async fn forward(requests: &mut Requests, mut stdin: Option<Sender>, pid: &AtomicI32) {
     let mut pending: VecDeque<Bytes> = VecDeque::new();
     let mut ended = false;
     loop {
@@ -52,7 +46,7 @@ pub(crate) async fn forward(
                 }
             },
             () = tokio::time::sleep(LOOK_EVERY), if !room => {
-                if has_closed(peer) {
+                if has_closed(requests) {
                     return;
                 }
             }
@@ -90,8 +84,8 @@ fn send_signal(pid: i32, signal: i32) {
 }
 
 /// Whether the host closed, though it sent things before that we did not read yet.
-pub(crate) fn has_closed(peer: BorrowedFd<'_>) -> bool {
-    let mut poll = [PollFd::from_borrowed_fd(peer, PollFlags::RDHUP)];
+pub(crate) fn has_closed(requests: &Requests) -> bool {
+    let mut poll = [PollFd::new(requests, PollFlags::RDHUP)];
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: 0,

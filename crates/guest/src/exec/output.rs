@@ -2,6 +2,7 @@
 
 use super::Outcome;
 use super::report::Report;
+use super::sys::Orders;
 use crate::sys;
 use crate::{Guest, procfs};
 use bytes::Bytes;
@@ -18,10 +19,6 @@ use tokio::sync::Notify;
 
 /// Bytes read at once: all that a pipe holds unless its owner enlarged it.
 const READ_BYTES: usize = 64 * 1024;
-
-/// How long the news that a command started waits for what comes next. Most commands have ended or
-/// said something by then, and the host is woken once, not while they need the CPU.
-const STARTED_HELD: Duration = Duration::from_millis(2);
 
 /// How long a supervisor whose tree was killed may take to report.
 const REPORT_WITHIN: Duration = Duration::from_secs(1);
@@ -47,12 +44,30 @@ pub(crate) struct Output {
     /// Standard error.
     pub(crate) stderr: Stream,
     buffer: Vec<u8>,
+    /// Whether it is told that the command started.
+    told: bool,
+}
+
+/// What is known of a command that was started, beside its streams.
+pub(super) struct Told<'a> {
+    /// What its supervisor says.
+    pub(super) reports: &'a mut Reports,
+    /// What its supervisor is asked.
+    pub(super) orders: &'a Orders,
+    pub(super) supervisor: i32,
+    /// 0 until it has one.
+    pub(super) pid: &'a AtomicI32,
+    /// Says that its tree was killed and a missing report is not worth waiting for.
+    pub(super) killed: &'a Notify,
+    /// How long the news that it started waits for what comes next.
+    pub(super) started_held: Duration,
 }
 
 /// One stream.
 pub(crate) struct Stream {
-    /// None when nobody can write to it any more.
     pipe: Option<Receiver>,
+    /// Nobody can write to it any more.
+    over: bool,
     reply: fn(Bytes) -> Reply,
     /// Bytes that may be sent.
     max: u64,
@@ -84,6 +99,11 @@ impl Reports {
         }
     }
 
+    /// Whether the supervisor is gone, and has said nothing that was not read.
+    pub(crate) fn are_over(&self) -> bool {
+        has_no_writer(&self.0)
+    }
+
     /// Whether the command has ended, though nobody has read that yet.
     pub(crate) fn ended_already(&mut self) -> bool {
         let mut bytes = [0; Report::BYTES];
@@ -106,6 +126,7 @@ impl Output {
         let max = if bytes_max == 0 { u64::MAX } else { bytes_max };
         let stream = |pipe, reply| Stream {
             pipe: Some(pipe),
+            over: false,
             reply,
             max,
             total: 0,
@@ -115,42 +136,14 @@ impl Output {
             stdout: stream(stdout, Reply::Stdout),
             stderr: stream(stderr, Reply::Stderr),
             buffer: Vec::new(),
+            told: false,
         }
     }
 
-    /// Forwards until the command has ended and what it wrote is sent. `killed` says that its tree
-    /// was killed and a missing report is not worth waiting for.
-    pub(super) async fn forward(
-        &mut self,
-        replies: &mut ReplySink,
-        reports: &mut Reports,
-        supervisor: i32,
-        pid: &AtomicI32,
-        killed: &Notify,
-    ) -> Outcome {
-        let first = tokio::select! {
-            biased;
-            report = reports.next() => report,
-            () = killed.notified() => None,
-        };
-        if let Some(Report::Failed { stage, errno }) = first {
-            return Outcome::NotStarted(stage, errno);
-        }
-        // Whatever ends without having started was killed before its process was made: then the
-        // supervisor's is the only process that there was.
-        let pid = match pid.load(Ordering::Relaxed) {
-            0 => supervisor,
-            made => made,
-        };
-        if let Err(error) = replies.hold(Reply::Started(Started { pid })) {
-            return Outcome::Cancelled(error.into());
-        }
-        if first != Some(Report::Started) {
-            return Outcome::Ended(Ended::lost());
-        }
-        procfs::prefer_to_oom_kill(pid);
-        match self.forward_streams(replies, reports, killed).await {
-            Ok(ended) => Outcome::Ended(ended),
+    /// Forwards until the command has ended and what it wrote is sent.
+    pub(super) async fn forward(&mut self, replies: &mut ReplySink, child: Told<'_>) -> Outcome {
+        match self.forward_streams(replies, child).await {
+            Ok(outcome) => outcome,
             Err(error) => Outcome::Cancelled(error.into()),
         }
     }
@@ -158,10 +151,10 @@ impl Output {
     /// Keeps reading what background processes of the ended command still write: closing would kill
     /// a server at its next line of log.
     pub(crate) fn leave_to_background(&mut self, guest: &Arc<Guest>) {
-        for pipe in [self.stdout.pipe.take(), self.stderr.pipe.take()]
-            .into_iter()
-            .flatten()
-        {
+        for stream in [&mut self.stdout, &mut self.stderr] {
+            let Some(pipe) = stream.pipe.take_if(|_| !stream.over) else {
+                continue;
+            };
             if guest.drains.fetch_add(1, Ordering::Relaxed) >= DRAINS_MAX {
                 guest.drains.fetch_sub(1, Ordering::Relaxed);
                 continue;
@@ -177,36 +170,99 @@ impl Output {
     async fn forward_streams(
         &mut self,
         replies: &mut ReplySink,
-        reports: &mut Reports,
-        killed: &Notify,
-    ) -> Result<Ended, WireError> {
-        let mut started_held = pin!(tokio::time::sleep(STARTED_HELD));
+        mut child: Told<'_>,
+    ) -> Result<Outcome, WireError> {
+        let mut started_held = pin!(tokio::time::sleep(child.started_held));
         let mut held = true;
         let report = loop {
             let stream = tokio::select! {
-                report = reports.next() => break report,
-                () = killed.notified() => {
-                    break tokio::time::timeout(REPORT_WITHIN, reports.next()).await.ok().flatten();
-                }
+                report = child.reports.next() => match report {
+                    Some(Report::Started) => {
+                        self.started(replies, &child).await?;
+                        continue;
+                    }
+                    Some(Report::Failed { stage, errno }) if !self.told => {
+                        return Ok(Outcome::NotStarted(stage, errno));
+                    }
+                    report => break report,
+                },
+                () = child.killed.notified() => break child.last_report().await,
                 () = self.stdout.readable() => &mut self.stdout,
                 () = self.stderr.readable() => &mut self.stderr,
                 () = &mut started_held, if held => {
                     held = false;
-                    replies.flush().await?;
+                    if child.orders.runs() {
+                        self.started(replies, &child).await?;
+                    } else {
+                        // Somebody may have stopped it before there was a command for it.
+                        sys::kill(child.supervisor, libc::SIGCONT);
+                    }
                     continue;
                 }
             };
-            stream.forward_some(&mut self.buffer, replies).await?;
+            let some = stream.read_some(&mut self.buffer);
+            if some > 0 {
+                // Only a command that runs can have written it.
+                hold_started(&mut self.told, replies, &child)?;
+                stream.send(&self.buffer[..some], replies).await?;
+            }
         };
+        hold_started(&mut self.told, replies, &child)?;
         for stream in [&mut self.stdout, &mut self.stderr] {
             stream.forward_rest(&mut self.buffer, replies).await?;
         }
-        Ok(Ended::from_report(match report {
+        Ok(Outcome::Ended(Ended::from_report(match report {
             Some(Report::Ended { status, at_ns }) => Some((status, at_ns)),
             Some(Report::Started | Report::Failed { .. } | Report::Foreground { .. }) | None => {
                 None
             }
-        }))
+        })))
+    }
+
+    /// It runs, and will for a while.
+    async fn started(
+        &mut self,
+        replies: &mut ReplySink,
+        child: &Told<'_>,
+    ) -> Result<(), WireError> {
+        procfs::prefer_to_oom_kill(child.pid.load(Ordering::Relaxed));
+        hold_started(&mut self.told, replies, child)?;
+        replies.flush().await
+    }
+}
+
+/// Has the host told, together with what comes next, that the command started.
+fn hold_started(
+    told: &mut bool,
+    replies: &mut ReplySink,
+    child: &Told<'_>,
+) -> Result<(), WireError> {
+    if std::mem::replace(told, true) {
+        return Ok(());
+    }
+    // Whatever ends without having started was killed before its process was made: then the
+    // supervisor's is the only process that there was.
+    let pid = match child.pid.load(Ordering::Relaxed) {
+        0 => child.supervisor,
+        made => made,
+    };
+    replies.hold(Reply::Started(Started { pid }))
+}
+
+// === impl Told ===
+
+impl Told<'_> {
+    /// What a supervisor whose tree was killed had to say last.
+    async fn last_report(&mut self) -> Option<Report> {
+        let last = async {
+            loop {
+                match self.reports.next().await {
+                    Some(Report::Started) => {}
+                    other => return other,
+                }
+            }
+        };
+        tokio::time::timeout(REPORT_WITHIN, last).await.ok()?
     }
 }
 
@@ -222,28 +278,26 @@ impl Stream {
     async fn readable(&self) {
         match &self.pipe {
             // An error shows at the read that follows.
-            Some(pipe) => drop(pipe.readable().await),
-            None => std::future::pending().await,
+            Some(pipe) if !self.over => drop(pipe.readable().await),
+            Some(_) | None => std::future::pending().await,
         }
     }
 
-    /// Sends what is there, at most a buffer of it.
-    async fn forward_some(
-        &mut self,
-        buffer: &mut Vec<u8>,
-        replies: &mut ReplySink,
-    ) -> Result<(), WireError> {
+    /// Reads what is there, at most a buffer of it. Says how much that is.
+    fn read_some(&mut self, buffer: &mut Vec<u8>) -> usize {
         let Some(pipe) = &self.pipe else {
-            return Ok(());
+            return 0;
         };
         buffer.resize(READ_BYTES, 0);
         match pipe.try_read(buffer) {
-            Ok(0) => self.pipe = None,
-            Ok(read) => self.send(&buffer[..read], replies).await?,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => self.pipe = None,
+            Ok(read) if read > 0 => read,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            // Not closed yet: that can wait until the end is told.
+            Ok(_) | Err(_) => {
+                self.over = true;
+                0
+            }
         }
-        Ok(())
     }
 
     /// Sends what was in the pipe when the command ended. Not more: a background process may write
@@ -254,8 +308,8 @@ impl Stream {
         replies: &mut ReplySink,
     ) -> Result<(), WireError> {
         let mut left = match &self.pipe {
-            Some(pipe) => rustix::io::ioctl_fionread(pipe).unwrap_or(0),
-            None => return Ok(()),
+            Some(pipe) if !self.over => rustix::io::ioctl_fionread(pipe).unwrap_or(0),
+            Some(_) | None => return Ok(()),
         };
         while left > 0 {
             buffer.resize(READ_BYTES, 0);
@@ -270,9 +324,7 @@ impl Stream {
             left -= read as u64;
             self.send(&buffer[..read], replies).await?;
         }
-        if self.pipe.as_ref().is_some_and(has_no_writer) {
-            self.pipe = None;
-        }
+        self.over = self.pipe.as_ref().is_some_and(has_no_writer);
         Ok(())
     }
 

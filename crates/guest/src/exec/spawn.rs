@@ -1,16 +1,20 @@
 //! Starts a command: pipes, the supervisor, and what the guest keeps of both.
+//!
+//! All that a command without input needs can be made before it is asked for. The guest keeps one
+//! such *spare*, made while nobody waits for anything.
 
 use super::command::Command;
 use super::output::Reports;
-use super::sys::{self, Plan};
+use super::sys::{self, Orders, Plan};
 use crate::error::Error;
-use crate::{Guest, error};
+use crate::{Guest, error, reaper};
 use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::net::unix::pipe::{Receiver, Sender};
 
 /// Lowest descriptor that the command's ends get: below are those that the supervisor overwrites.
@@ -24,6 +28,8 @@ pub(crate) struct Child<S = Streams> {
     pub(crate) pid: Arc<AtomicI32>,
     /// What the supervisor says.
     pub(crate) reports: Reports,
+    /// What the supervisor is told and asked.
+    pub(crate) orders: Orders,
     /// Its standard streams.
     pub(crate) streams: S,
 }
@@ -38,13 +44,72 @@ pub(crate) struct Streams {
     pub(crate) stderr: Receiver,
 }
 
+/// A child without a command: its supervisor sleeps.
+#[derive(Default)]
+pub(crate) struct Spare(Mutex<Option<Child>>);
+
+/// How long after a command the next spare is made: by then its end is told, and who only wanted
+/// that one has ended the sandbox.
+const SPARE_AFTER: Duration = Duration::from_millis(1);
+
+// === impl Spare ===
+
+impl Spare {
+    /// Process id of its supervisor.
+    pub(crate) fn pid(&self) -> Option<i32> {
+        self.child().as_ref().map(|child| child.supervisor)
+    }
+
+    fn child(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes a spare unless there is one. Failing is fine: the next command does without.
+pub(crate) fn make_spare(guest: &Guest) {
+    let mut spare = guest.spare.child();
+    if spare.is_none() && guest.dev_null.is_some() {
+        *spare = piped(guest, None, false).ok();
+    }
+}
+
+/// When the end of a command is told: lets go of what is left of it, and makes a spare in a while.
+pub(crate) fn clear_away(guest: &Arc<Guest>, left: impl Send + 'static) {
+    let guest = Arc::clone(guest);
+    tokio::spawn(async move {
+        drop(left);
+        if guest.spare.pid().is_none() {
+            tokio::time::sleep(SPARE_AFTER).await;
+            make_spare(&guest);
+        }
+    });
+}
+
+/// The spare, if it lives: any process of root's can have killed it.
+fn take_spare(guest: &Guest) -> Option<Child> {
+    let spare = guest.spare.child().take()?;
+    if spare.reports.are_over() {
+        reaper::reap_now(guest, spare.supervisor);
+        return None;
+    }
+    Some(spare)
+}
+
 /// Starts a command.
 pub(crate) fn spawn(
     guest: &Guest,
     command: &Arc<Command>,
     with_stdin: bool,
 ) -> Result<Child, Error> {
-    let failed = || Error::os::<io::Error>("make pipes for", command.name());
+    if !with_stdin && let Some(child) = take_spare(guest) {
+        child.orders.give(command);
+        return Ok(child);
+    }
+    piped(guest, Some(command), with_stdin)
+}
+
+fn piped(guest: &Guest, command: Option<&Arc<Command>>, with_stdin: bool) -> Result<Child, Error> {
+    let failed = || Error::os::<io::Error>("make pipes for", name(command));
     let (stdout_read, stdout_write) = pipe_from().map_err(failed())?;
     let (stderr_read, stderr_write) = pipe_from().map_err(failed())?;
     let (stdin_read, stdin_write) = stdin(guest, with_stdin).map_err(failed())?;
@@ -71,20 +136,25 @@ pub(crate) fn spawn_on(
     command: &Arc<Command>,
     terminal: &OwnedFd,
 ) -> Result<Child<()>, Error> {
-    supervise(guest, command, [terminal.as_fd(); 3], true, || Ok(()))
+    let streams = [terminal.as_fd(); 3];
+    supervise(guest, Some(command), streams, true, || Ok(()))
+}
+
+fn name(command: Option<&Arc<Command>>) -> &[u8] {
+    command.map_or(b"a command", |command| command.name())
 }
 
 fn supervise<S>(
     guest: &Guest,
-    command: &Arc<Command>,
+    command: Option<&Arc<Command>>,
     [stdin, stdout, stderr]: [BorrowedFd<'_>; 3],
     terminal: bool,
     ours: impl FnOnce() -> io::Result<S>,
 ) -> Result<Child<S>, Error> {
-    let failed = || Error::os::<io::Error>("make pipes for", command.name());
+    let failed = || Error::os::<io::Error>("make pipes for", name(command));
     let (report_read, report_write) = pipe_from().map_err(failed())?;
     let pid = Arc::new(AtomicI32::new(0));
-    let (supervisor, loan) = sys::spawn(&Plan {
+    let (supervisor, loan, orders) = sys::spawn(&Plan {
         command,
         stdin,
         stdout,
@@ -102,6 +172,7 @@ fn supervise<S>(
             supervisor,
             pid,
             reports: Reports::new(reports),
+            orders,
             streams: ours()?,
         })
     });

@@ -1,6 +1,6 @@
 //! A supervisor and its command until `execve`: processes of their own that run in the guest's
 //! memory. Copying that (`fork`) would cost most of starting a command, above all where the kernel
-//! is gVisor's.
+//! is gVisor's. A supervisor may be made before there is a command for it: it sleeps until it is told.
 //!
 //! # Rules for code that runs in them
 //! - It allocates nothing, takes no lock and touches only its [`Job`] and its own stack: the guest
@@ -20,17 +20,17 @@
 )]
 
 use super::command::Command;
+use super::raw::{call, clone};
 use super::report::{Report, Stage};
 use crate::sys::{FDS_MAX, KernelAction, LAST_FD, monotonic_ns};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
-use std::arch::asm;
 use std::cell::UnsafeCell;
-use std::ffi::{CString, c_char, c_int, c_long, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Descriptor on which the supervisor reports, after it moved it there.
 const REPORT_FD: RawFd = 3;
@@ -44,10 +44,10 @@ const STACK_BYTES: usize = 2 * COMMAND_STACK_BYTES;
 /// Below a stack: running over its end is a fault, not somebody else's memory.
 const GUARD_BYTES: usize = 64 * 1024;
 
-/// What a supervisor is told.
+/// What a supervisor is made with.
 pub(crate) struct Plan<'a> {
-    /// What to run.
-    pub(crate) command: &'a Arc<Command>,
+    /// What to run; none when it is told [later](Orders::give).
+    pub(crate) command: Option<&'a Arc<Command>>,
     /// Standard input of the command. All descriptors are above [`REPORT_FD`].
     pub(crate) stdin: BorrowedFd<'a>,
     /// Its standard output.
@@ -71,30 +71,50 @@ pub(crate) struct Plan<'a> {
 #[derive(Debug)]
 pub(crate) struct Loan {
     // Taken out when it can never be freed.
-    job: Option<Box<Job>>,
+    job: Option<Arc<Job>>,
     stack: Stack,
 }
+
+/// What a supervisor is told while it lives, and what it is asked.
+#[derive(Debug)]
+pub(crate) struct Orders(Arc<Job>);
 
 /// A plan, with everything as the kernel wants it.
 #[derive(Debug)]
 struct Job {
-    command: Arc<Command>,
-    programs: Vec<*const c_char>,
-    argv: Vec<*const c_char>,
-    envp: Vec<*const c_char>,
+    /// What to run. Set once, before `ordered`.
+    order: OnceLock<Order>,
+    /// Not zero once there is an order: what a supervisor without one sleeps on.
+    ordered: AtomicU32,
+    /// Whether the command runs its program, and whether somebody wants to be told.
+    news: AtomicU32,
     streams: [RawFd; 3],
     terminal: bool,
     report: RawFd,
     signals: Arc<[c_int]>,
     nofile: Option<libc::rlimit64>,
-    /// Whether the command runs as somebody else than we do.
-    other_user: bool,
     pid: Arc<AtomicI32>,
     /// Why the command did not start. Written by the command, read by the supervisor once that is over.
     failed: UnsafeCell<Option<(Stage, c_int)>>,
     /// Whether the command runs on its supervisor's stack.
     starting: AtomicBool,
 }
+
+/// A command, with everything as the kernel wants it.
+#[derive(Debug)]
+struct Order {
+    command: Arc<Command>,
+    programs: Vec<*const c_char>,
+    argv: Vec<*const c_char>,
+    envp: Vec<*const c_char>,
+    /// Whether the command runs as somebody else than we do.
+    other_user: bool,
+}
+
+/// Values of [`Job::news`]: nothing yet, nothing yet and it is waited for, it runs.
+const NO_NEWS: u32 = 0;
+const NEWS_WANTED: u32 = 1;
+const RUNS: u32 = 2;
 
 #[derive(Debug)]
 struct Stack(*mut c_void);
@@ -111,9 +131,14 @@ const SPARE_STACKS_MAX: usize = 4;
 // SAFETY: a stack is an address range that nobody runs on while it is held.
 unsafe impl Send for Stack {}
 
-// SAFETY: the pointers of a job are into its own command, which never changes and is not freed
-// before it; a stack is only unmapped.
-unsafe impl Send for Loan {}
+// SAFETY: the pointers of an order are into its own command, which never changes and is not freed
+// before it.
+unsafe impl Send for Order {}
+// SAFETY: as above; nothing of an order changes.
+unsafe impl Sync for Order {}
+// SAFETY: `failed` is written by a command and read by its supervisor afterwards, never here;
+// everything else is atomic or does not change.
+unsafe impl Sync for Job {}
 
 impl Drop for Loan {
     fn drop(&mut self) {
@@ -126,15 +151,55 @@ impl Drop for Loan {
     }
 }
 
-// === impl Job ===
+// === impl Orders ===
 
-impl Job {
-    fn new(plan: &Plan<'_>) -> Self {
-        let command = Arc::clone(plan.command);
+impl Orders {
+    /// Tells the supervisor what to run. Once.
+    pub(crate) fn give(&self, command: &Arc<Command>) {
+        if self.0.order.set(Order::new(command)).is_err() {
+            return;
+        }
+        self.0.ordered.store(1, Ordering::Release);
+        let at = self.0.ordered.as_ptr() as usize;
+        // SAFETY: the address is valid; the call only wakes who sleeps on it.
+        let _ = unsafe { call(libc::SYS_futex, [at, FUTEX_WAKE, 1, 0]) };
+    }
+
+    /// Whether the command runs its program. If not, the supervisor will report when it does.
+    pub(crate) fn runs(&self) -> bool {
+        let asked =
+            self.0
+                .news
+                .compare_exchange(NO_NEWS, NEWS_WANTED, Ordering::AcqRel, Ordering::Acquire);
+        asked == Err(RUNS)
+    }
+}
+
+// === impl Order ===
+
+impl Order {
+    fn new(command: &Arc<Command>) -> Self {
+        let uid = command.user.uid;
         Self {
             programs: pointers(&command.programs),
             argv: pointers(&command.argv),
             envp: pointers(&command.envp),
+            other_user: uid != 0 && uid != rustix::process::geteuid().as_raw(),
+            command: Arc::clone(command),
+        }
+    }
+}
+
+// === impl Job ===
+
+impl Job {
+    fn new(plan: &Plan<'_>) -> Self {
+        let order = plan.command.map(Order::new);
+        Self {
+            ordered: AtomicU32::new(order.is_some().into()),
+            order: order.map_or_else(OnceLock::new, OnceLock::from),
+            // Who has a terminal waits for it.
+            news: AtomicU32::new(if plan.terminal { NEWS_WANTED } else { NO_NEWS }),
             streams: [plan.stdin, plan.stdout, plan.stderr].map(|fd| fd.as_raw_fd()),
             terminal: plan.terminal,
             report: plan.report.as_raw_fd(),
@@ -142,11 +207,9 @@ impl Job {
             nofile: plan
                 .nofile
                 .map(|(rlim_cur, rlim_max)| libc::rlimit64 { rlim_cur, rlim_max }),
-            other_user: ![0, rustix::process::geteuid().as_raw()].contains(&command.user.uid),
             pid: Arc::clone(plan.pid),
             failed: UnsafeCell::new(None),
             starting: AtomicBool::new(false),
-            command,
         }
     }
 }
@@ -198,28 +261,25 @@ impl Drop for Stack {
 }
 
 /// Makes a supervisor that starts the command, reaps what it leaves behind while it runs, and
-/// reports. Returns its process id, and what must be kept until it is reaped.
-pub(crate) fn spawn(plan: &Plan<'_>) -> io::Result<(i32, Loan)> {
+/// reports. Returns its process id, what must be kept until it is reaped, and how to speak to it.
+pub(crate) fn spawn(plan: &Plan<'_>) -> io::Result<(i32, Loan, Orders)> {
     let stack = Stack::take()?;
-    let job = Box::new(Job::new(plan));
+    let job = Arc::new(Job::new(plan));
     let mut before = 0u64;
-    let argument: *const Job = &raw const *job;
+    let argument: *const Job = Arc::as_ptr(&job);
     // SAFETY: the masks are as long as the kernel's, and the one before is put back. All signals
     // are blocked in the child, so no handler of this process runs in it. It gets a stack that
     // nothing else uses, aligned to 16 bytes, and a job that both outlive it (see `Loan`).
     let pid = unsafe {
         set_signal_mask(u64::MAX, &mut before);
-        let pid = clone(
-            libc::SIGCHLD | libc::CLONE_VM,
-            stack.top(),
-            supervise,
-            argument,
-        );
+        // Without a signal at its end, which its report tells better.
+        let pid = clone(libc::CLONE_VM, stack.top(), supervise, argument);
         set_signal_mask(before, std::ptr::null_mut());
         pid.map_err(io::Error::from_raw_os_error)?
     };
+    let orders = Orders(Arc::clone(&job));
     let job = Some(job);
-    Ok((pid, Loan { job, stack }))
+    Ok((pid, Loan { job, stack }, orders))
 }
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
@@ -256,33 +316,59 @@ extern "C" fn supervise(job: *const Job) -> ! {
             [job.report as usize, REPORT_FD as usize, cloexec, 0],
         );
         close(REPORT_FD as u32 + 1, LAST_FD);
+        // Here and not in the command, which gets them as they are: there may be time now. All are
+        // blocked here.
+        for signal in &*job.signals {
+            let default = KernelAction::default();
+            let action = (&raw const default) as usize;
+            let _ = call(
+                libc::SYS_rt_sigaction,
+                [*signal as usize, action, 0, SIGNAL_SET_BYTES],
+            );
+        }
         if job.terminal {
             // We lead the session and stay out of its foreground.
             let _ = call(libc::SYS_setsid, [0; 4]);
             let _ = call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0]);
         }
     }
+    await_order(job);
     let made = start(job);
-    // SAFETY: closes our copies of the command's standard streams, so that their other ends see
-    // when the command and its children closed theirs. A terminal we go on to ask.
-    unsafe { close(u32::from(job.terminal), 2) };
+    // SAFETY: closes our copy of the command's input, so that who writes to it sees when nobody
+    // reads. A terminal we go on to ask, of which one copy is enough.
+    unsafe {
+        match job.terminal {
+            true => close(1, 2),
+            false => close(0, 0),
+        }
+    }
     // SAFETY: the command is gone from our memory, or never was: nobody writes this any more.
     let failed = unsafe { *job.failed.get() };
     match (made, failed) {
         (Ok(command), None) => {
-            report(Report::Started);
+            if job.news.swap(RUNS, Ordering::AcqRel) == NEWS_WANTED {
+                report(Report::Started);
+            }
             if job.terminal {
                 attend(command)
             }
             wait_for(command)
         }
-        (Err(errno), _) => {
-            let stage = Stage::Fork;
-            report(Report::Failed { stage, errno });
-        }
-        (Ok(_), Some((stage, errno))) => report(Report::Failed { stage, errno }),
+        (Err(errno), _) => last_report(Report::Failed {
+            stage: Stage::Fork,
+            errno,
+        }),
+        (Ok(_), Some((stage, errno))) => last_report(Report::Failed { stage, errno }),
     }
-    exit(0)
+}
+
+/// Sleeps until there is an order.
+fn await_order(job: &Job) {
+    while job.ordered.load(Ordering::Acquire) == 0 {
+        let at = job.ordered.as_ptr() as usize;
+        // SAFETY: the address is valid. The call returns at once when there is an order by now.
+        let _ = unsafe { call(libc::SYS_futex, [at, FUTEX_WAIT, 0, 0]) };
+    }
 }
 
 /// Makes the process of the command. We sleep until it has executed the program or ended, as with
@@ -305,15 +391,18 @@ fn start(job: &Job) -> Result<i32, c_int> {
 extern "C" fn run_command(job: *const Job) -> ! {
     // SAFETY: `start` passed a valid job and sleeps until we are done with it.
     let job = unsafe { &*job };
-    let failed = become_command(job);
+    let failed = match job.order.get() {
+        Some(order) => become_command(job, order),
+        None => (Stage::Exec, libc::EINVAL),
+    };
     // SAFETY: nobody reads it before we are gone.
     unsafe { *job.failed.get() = Some(failed) };
     exit(127)
 }
 
 /// Returns only with why it failed.
-fn become_command(job: &Job) -> (Stage, c_int) {
-    let command = &job.command;
+fn become_command(job: &Job, order: &Order) -> (Stage, c_int) {
+    let command = &order.command;
     // SAFETY: every pointer is of a value, or a NUL-terminated string or array, that the job keeps
     // alive.
     unsafe {
@@ -323,14 +412,6 @@ fn become_command(job: &Job) -> (Stage, c_int) {
             call(libc::SYS_setsid, [0; 4]).unwrap_or(0) as i32
         };
         job.pid.store(pid, Ordering::Release);
-        for signal in &*job.signals {
-            let default = KernelAction::default();
-            let action = (&raw const default) as usize;
-            let _ = call(
-                libc::SYS_rt_sigaction,
-                [*signal as usize, action, 0, SIGNAL_SET_BYTES],
-            );
-        }
         if let Some(limit) = &job.nofile {
             let limit = std::ptr::from_ref(limit) as usize;
             let _ = call(
@@ -339,7 +420,7 @@ fn become_command(job: &Job) -> (Stage, c_int) {
             );
         }
         let user = &command.user;
-        if job.other_user {
+        if order.other_user {
             let (uid, gid) = (user.uid as usize, user.gid as usize);
             let groups = [user.groups.len(), user.groups.as_ptr() as usize, 0, 0];
             let ids = call(libc::SYS_setgroups, groups)
@@ -366,8 +447,12 @@ fn become_command(job: &Job) -> (Stage, c_int) {
         // As execvp: a directory of PATH without the program is passed over, one with a program
         // that may not be run is remembered.
         let mut error = libc::ENOENT;
-        let (argv, envp) = (job.argv.as_ptr() as usize, job.envp.as_ptr() as usize);
-        for program in job.programs.iter().take_while(|program| !program.is_null()) {
+        let (argv, envp) = (order.argv.as_ptr() as usize, order.envp.as_ptr() as usize);
+        for program in order
+            .programs
+            .iter()
+            .take_while(|program| !program.is_null())
+        {
             match call(libc::SYS_execve, [*program as usize, argv, envp, 0]) {
                 Err(libc::ENOENT | libc::ENOTDIR) | Ok(_) => {}
                 Err(libc::EACCES) => error = libc::EACCES,
@@ -449,13 +534,21 @@ fn reap(command: i32, flags: c_int) -> bool {
     match pid {
         Ok(pid) if pid as i32 == command => {
             let at_ns = monotonic_ns();
-            report(Report::Ended { status, at_ns });
-            exit(0)
+            last_report(Report::Ended { status, at_ns })
         }
         Ok(pid) => pid != 0,
         Err(libc::EINTR) => true,
         Err(_) => exit(0),
     }
+}
+
+/// Reports, and ends. Our copies of the command's output are closed just before: its other ends
+/// then see that nobody writes any more, and the guest is woken once by both.
+fn last_report(last: Report) -> ! {
+    // SAFETY: we write to none of them.
+    unsafe { close(1, 2) };
+    report(last);
+    exit(0)
 }
 
 fn report(report: Report) {
@@ -490,6 +583,10 @@ unsafe fn close(first: u32, last: u32) {
     }
 }
 
+/// Operations of `futex`, between processes that share memory: that is what _PRIVATE is about.
+const FUTEX_WAIT: usize = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+const FUTEX_WAKE: usize = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
+
 /// Bytes of the kernel's signal set.
 const SIGNAL_SET_BYTES: usize = 8;
 
@@ -504,123 +601,4 @@ unsafe fn set_signal_mask(mask: u64, before: *mut u64) {
             [how, mask, before as usize, SIGNAL_SET_BYTES],
         )
     };
-}
-
-/// Makes a process that runs `run(job)`, which never returns, on another stack.
-///
-/// # Safety
-/// `stack` is the top of one that nothing else uses, aligned to 16 bytes; it and `job` outlive the
-/// process. `run` keeps this file's rules.
-#[cfg(target_arch = "x86_64")]
-unsafe fn clone(
-    flags: c_int,
-    stack: *mut c_void,
-    run: extern "C" fn(*const Job) -> !,
-    job: *const Job,
-) -> Result<i32, c_int> {
-    let result: isize;
-    // SAFETY: the child finds zero in rax, its own stack in rsp and the other registers as here,
-    // and never comes back. To us it is a system call.
-    unsafe {
-        asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, r13",
-            "call r12",
-            "ud2",
-            "2:",
-            inlateout("rax") libc::SYS_clone as isize => result,
-            in("rdi") flags as usize,
-            in("rsi") stack,
-            in("rdx") 0,
-            in("r10") 0,
-            in("r8") 0,
-            in("r12") run,
-            in("r13") job,
-            lateout("rcx") _,
-            lateout("r11") _,
-        );
-    }
-    outcome(result).map(|pid| pid as i32)
-}
-
-/// As on `x86_64`.
-///
-/// # Safety
-/// As on `x86_64`.
-#[cfg(target_arch = "aarch64")]
-unsafe fn clone(
-    flags: c_int,
-    stack: *mut c_void,
-    run: extern "C" fn(*const Job) -> !,
-    job: *const Job,
-) -> Result<i32, c_int> {
-    let result: isize;
-    // SAFETY: the child finds zero in x0, its own stack in sp and the other registers as here, and
-    // never comes back. To us it is a system call.
-    unsafe {
-        asm!(
-            "svc #0",
-            "cbnz x0, 2f",
-            "mov x29, xzr",
-            "mov x0, x22",
-            "blr x21",
-            "brk #1",
-            "2:",
-            inlateout("x0") flags as isize => result,
-            in("x1") stack,
-            in("x2") 0,
-            in("x3") 0,
-            in("x4") 0,
-            in("x8") libc::SYS_clone,
-            in("x21") run,
-            in("x22") job,
-        );
-    }
-    outcome(result).map(|pid| pid as i32)
-}
-
-/// A system call, past libc.
-///
-/// # Safety
-/// As the system call's.
-unsafe fn call(number: c_long, arguments: [usize; 4]) -> Result<usize, c_int> {
-    let [a, b, c, d] = arguments;
-    let result: isize;
-    // SAFETY: the kernel keeps all registers but those named; the caller vouches for the rest.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        asm!(
-            "syscall",
-            inlateout("rax") number as isize => result,
-            in("rdi") a,
-            in("rsi") b,
-            in("rdx") c,
-            in("r10") d,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-        #[cfg(target_arch = "aarch64")]
-        asm!(
-            "svc #0",
-            inlateout("x0") a as isize => result,
-            in("x1") b,
-            in("x2") c,
-            in("x3") d,
-            in("x8") number,
-            options(nostack),
-        );
-    }
-    outcome(result)
-}
-
-/// The kernel's answers from -4095 to -1 are errors.
-fn outcome(result: isize) -> Result<usize, c_int> {
-    match result {
-        -4095..=-1 => Err(-result as c_int),
-        _ => Ok(result as usize),
-    }
 }

@@ -131,15 +131,17 @@ impl Terminal<'_> {
 impl Reader {
     /// Reads until it said that; what was said before and it is taken away.
     async fn until(&mut self, text: &str) -> String {
+        // Who searches everything again with each piece reads too slowly.
+        let mut searched = 0;
         loop {
-            let at = self
-                .said
+            let at = self.said[searched..]
                 .windows(text.len())
                 .position(|part| part == text.as_bytes());
             if let Some(at) = at {
-                let said = self.said.drain(..at + text.len()).collect();
+                let said = self.said.drain(..searched + at + text.len()).collect();
                 return String::from_utf8(said).unwrap();
             }
+            searched = self.said.len().saturating_sub(text.len());
             assert!(
                 self.next().await,
                 "{text:?} is not in {:?}",

@@ -6,6 +6,7 @@ use k8e_wire::proto::{
     AttachRun, End, EndRun, ErrorCode, Exec, ForgetRun, Script, StartRun, exec::Program,
     input::Input, reply::Reply, request::Call,
 };
+use std::time::Duration;
 
 /// Exit codes and signals are the command's own.
 pub async fn commands_say_how_they_ended(lab: &mut Lab) {
@@ -38,6 +39,22 @@ pub async fn commands_say_how_they_ended(lab: &mut Lab) {
     };
     let ran = cell.host().exec(exec).await.expect("python runs");
     assert_eq!((ran.out().as_str(), ran.exited.exit_code), ("42", 5));
+}
+
+/// What the guest keeps ready for the next command is a process like others: who kills or stops
+/// them all must not keep the next command from running.
+pub async fn the_next_command_runs_whatever_was_killed(lab: &mut Lab) {
+    let cell = lab.launch().await;
+    for signal in ["KILL", "STOP"] {
+        // Later than the next is made ready.
+        let script = format!("(sleep 0.4; kill -{signal} -- -1) > /dev/null 2>&1 &");
+        let ran = cell.host().exec(argv(&["bash", "-c", &script])).await;
+        assert_eq!(ran.expect("it runs").exited.exit_code, 0);
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        for _ in 0..2 {
+            assert_eq!(cell.sh("echo alive").await.out(), "alive", "{signal}");
+        }
+    }
 }
 
 /// Both streams, all of it, in order.
