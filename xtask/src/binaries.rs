@@ -36,6 +36,11 @@ pub(crate) fn build(flavor: Flavor) -> Result<Binaries, String> {
     command
         .args(["build", "--package", "k8e", "--profile", profile])
         .env("K8E_GUEST_BIN", &guest);
+    if flavor == Flavor::Ci {
+        // What tests want of tokio. Without it, all that uses tokio would be built twice, for the
+        // program and for its tests.
+        command.args(["--features", "tokio/test-util"]);
+    }
     process::run(&mut command)?;
     let k8e = target_dir.join(profile).join("k8e");
     eprintln!("built {}", k8e.display());
