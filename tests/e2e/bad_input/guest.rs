@@ -3,32 +3,49 @@
 use super::refused;
 use k8e_e2e::{Ran, Server, Session};
 use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Sits on a sandbox's socket. Dropping it puts the real guest back.
+/// By then the server has made the connection for the next call.
+const CONNECTED_AFTER: Duration = Duration::from_millis(200);
+
+/// Sits on a sandbox's socket. Dropping it hangs up on everybody and puts the real guest back.
 struct FakeGuest {
     socket: PathBuf,
     real: PathBuf,
+    taken: Arc<Mutex<Vec<UnixStream>>>,
 }
 
 // === impl FakeGuest ===
 
 impl FakeGuest {
-    fn instead_of(socket: &Path, answer: fn(&mut UnixStream)) -> Self {
+    fn instead_of(session: &Session<'_>, socket: &Path, answer: fn(&mut UnixStream)) -> Self {
+        std::thread::sleep(CONNECTED_AFTER);
         let real = socket.with_extension("real");
         std::fs::rename(socket, &real).expect("the guest's socket");
         let listener = UnixListener::bind(socket).expect("a socket in its place");
-        // Ends with the test: it holds nothing but a descriptor.
+        let taken: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
+        let taken_here = Arc::clone(&taken);
+        // Ends with the test: it holds nothing but descriptors.
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
-                std::thread::spawn(move || answer(&mut stream));
+                let copy = stream.try_clone().expect("a descriptor");
+                taken_here.lock().expect("no panic").push(copy);
+                std::thread::spawn(move || {
+                    answer(&mut stream);
+                    let _ = stream.shutdown(Shutdown::Both);
+                });
             }
         });
+        // The last that the real guest hears: on the connection that was made before.
+        session.server.k8e(&["sandbox", "ps", &session.id]);
         Self {
             socket: socket.to_owned(),
             real,
+            taken,
         }
     }
 }
@@ -36,6 +53,9 @@ impl FakeGuest {
 impl Drop for FakeGuest {
     fn drop(&mut self) {
         std::fs::rename(&self.real, &self.socket).expect("the real guest comes back");
+        for stream in self.taken.lock().expect("no panic").drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -132,7 +152,7 @@ fn a_guest_that_sends_garbage() {
         ("half", half),
         ("nothing for ever", nothing_for_ever),
     ] {
-        let fake = FakeGuest::instead_of(&socket, answer);
+        let fake = FakeGuest::instead_of(&victim, &socket, answer);
         let start = Instant::now();
         for ran in calls(&victim) {
             refused(
@@ -154,7 +174,7 @@ fn a_guest_that_sends_garbage() {
             "{name}: the real guest is back"
         );
     }
-    let fake = FakeGuest::instead_of(&socket, garbage);
+    let fake = FakeGuest::instead_of(&victim, &socket, garbage);
     victim.destroy();
     assert!(!socket.exists(), "destroying does not ask the guest");
     std::mem::forget(fake);
@@ -169,7 +189,7 @@ fn a_silent_guest() {
     let victim = server.session();
     let socket = only_socket(&server);
     let neighbour = server.session();
-    let fake = FakeGuest::instead_of(&socket, silence);
+    let fake = FakeGuest::instead_of(&victim, &socket, silence);
     let start = Instant::now();
     for ran in calls(&victim) {
         refused(&ran, &["agent misbehaved", "in time", "make a new one"]);
