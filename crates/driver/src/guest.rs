@@ -20,8 +20,7 @@ pub struct GuestAddress(Arc<Address>);
 #[derive(Debug)]
 struct Address {
     path: PathBuf,
-    /// A connection without a call, which its guest has taken already: to take one costs a guest
-    /// about as much as to start a command.
+    /// A connection without a call, which its guest has taken already: no call has to wait for that.
     spare: Mutex<Option<UnixStream>>,
 }
 
@@ -40,8 +39,9 @@ impl GuestAddress {
         self.connect_soon();
         if let Some(stream) = spare {
             match HostEnd::call(stream, call.clone()).await {
-                // The guest let go of it, before it had a whole request.
-                Err(WireError::Io(_)) => {}
+                // The guest let go of it before it had a whole request. After any other failure it
+                // may have one, and a call is made once.
+                Err(WireError::Io(error)) if is_closed(&error) => {}
                 started => return started,
             }
         }
@@ -105,6 +105,11 @@ impl GuestAddress {
     }
 }
 
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    matches!(error.kind(), BrokenPipe | ConnectionReset)
+}
+
 /// Whether somebody takes connections there.
 pub(crate) fn is_listening(path: &Path) -> io::Result<()> {
     let (_dir, short) = short(path)?;
@@ -130,4 +135,43 @@ fn short(path: &Path) -> io::Result<(Option<OwnedFd>, PathBuf)> {
     )?;
     let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
     Ok((Some(dir), short))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8e_wire::GuestEnd;
+    use k8e_wire::proto::HelloReply;
+    use tokio::net::UnixListener;
+
+    /// Answers one call, on the next connection or on one that is there already.
+    async fn answer(stream: tokio::net::UnixStream) {
+        let mut end = GuestEnd::new(stream);
+        let request = end.requests.request().await.unwrap();
+        assert!(matches!(request, Some(request::Call::Hello(_))));
+        let hello = HelloReply {
+            protocol: PROTOCOL,
+            ..HelloReply::default()
+        };
+        end.replies.send(reply::Reply::Hello(hello)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_next_call_has_its_connection_and_does_without_when_that_is_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guest.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let address = GuestAddress::new(path);
+        let accept = async || listener.accept().await.unwrap().0;
+        let (greeted, ()) = tokio::join!(address.hello(), async { answer(accept().await).await });
+        greeted.unwrap();
+        // Made before there is a call for it, and used by the next one.
+        let spare = accept().await;
+        let (greeted, ()) = tokio::join!(address.hello(), answer(spare));
+        greeted.unwrap();
+        // Cut before there is a call: the next one connects anew.
+        drop(accept().await);
+        let (greeted, ()) = tokio::join!(address.hello(), async { answer(accept().await).await });
+        greeted.unwrap();
+    }
 }
