@@ -93,6 +93,8 @@ struct Job {
     report: RawFd,
     signals: Arc<[c_int]>,
     nofile: Option<libc::rlimit64>,
+    /// Process id of the guest.
+    guest: u32,
     pid: Arc<AtomicI32>,
     /// Why the command did not start. Written by the command, read by the supervisor once that is over.
     failed: UnsafeCell<Option<(Stage, c_int)>>,
@@ -207,6 +209,7 @@ impl Job {
             nofile: plan
                 .nofile
                 .map(|(rlim_cur, rlim_max)| libc::rlimit64 { rlim_cur, rlim_max }),
+            guest: std::process::id(),
             pid: Arc::clone(plan.pid),
             failed: UnsafeCell::new(None),
             starting: AtomicBool::new(false),
@@ -303,6 +306,10 @@ extern "C" fn supervise(job: *const Job) -> ! {
                 0,
             ],
         );
+        // Had the guest died before that, nobody would tell us, and nobody ever give an order.
+        if call(libc::SYS_getppid, [0; 4]) != Ok(job.guest as usize) {
+            exit(0);
+        }
         let _ = call(
             libc::SYS_prctl,
             [libc::PR_SET_CHILD_SUBREAPER as usize, 1, 0, 0],

@@ -119,6 +119,28 @@ fn it_binds_where_it_is_told() {
     }
 }
 
+/// Also what it has just made for commands to come.
+#[tokio::test]
+async fn nothing_of_it_outlives_it() {
+    for round in 0..100 {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guest.sock");
+        let child = Command::new(env!("CARGO_BIN_EXE_k8e-guest"))
+            .arg("--listen")
+            .arg(&path)
+            .spawn();
+        let guest = Init(child.unwrap());
+        while !path.exists() {
+            std::thread::yield_now();
+        }
+        // Each time a little later, through everything that it does first.
+        let bound = std::time::Instant::now();
+        while bound.elapsed() < Duration::from_micros(10) * round {}
+        drop(guest);
+        wait_for_processes(path.to_str().unwrap(), 0).await;
+    }
+}
+
 #[test]
 fn it_can_test_whether_processes_can_be_made() {
     let run = |args: &[&str]| {
