@@ -2,7 +2,7 @@
 
 use k8e_api::client::{Client, Endpoint};
 use k8e_api::v1::{self, terminal_event::Event};
-use k8e_e2e::Server;
+use k8e_e2e::{Server, Session};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer, on a machine that runs other tests as well.
@@ -114,6 +114,17 @@ impl Terminal {
         }
     }
 
+    /// Waits until that program is in the foreground. The shell's child is there before it has
+    /// become the program, and what interrupts it then is forgotten.
+    async fn until_runs(&mut self, session: &Session<'_>, program: &str) -> i32 {
+        loop {
+            let group = self.until_foreground(false).await;
+            if session.sh(&format!("cat /proc/{group}/comm")).out().trim() == program {
+                return group;
+            }
+        }
+    }
+
     async fn signal(&mut self, signal: i32) -> i32 {
         let terminal_id = self.id.clone();
         let request = v1::SignalTerminalRequest {
@@ -200,13 +211,11 @@ fn a_terminal_is_a_terminal(runtime: &str) {
         // Somebody in the foreground, a signal for it, and one that is typed.
         assert_eq!(terminal.until_foreground(true).await, terminal.pid);
         terminal.write(b"sleep 61.5\n").await;
-        let group = terminal.until_foreground(false).await;
-        let ran = session.sh(&format!("cat /proc/{group}/comm"));
-        assert_eq!(ran.out(), "sleep\n");
+        let group = terminal.until_runs(&session, "sleep").await;
         assert_eq!(terminal.signal(2).await, group);
         terminal.until_foreground(true).await;
         terminal.write(b"sleep 61.5\n").await;
-        terminal.until_foreground(false).await;
+        terminal.until_runs(&session, "sleep").await;
         terminal.write(b"\x03").await;
         terminal.until_foreground(true).await;
         terminal.write(b"echo calm a''gain\n").await;

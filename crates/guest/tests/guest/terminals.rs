@@ -126,6 +126,14 @@ impl Terminal<'_> {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
+
+    /// Waits until that program is in the foreground. The shell's child is there before it has
+    /// become the program, and what interrupts it then is forgotten.
+    async fn until_runs(&self, program: &str) -> TerminalState {
+        let name = |group: i32| std::fs::read_to_string(format!("/proc/{group}/comm"));
+        self.until(|state| name(state.foreground).is_ok_and(|name| name.trim() == program))
+            .await
+    }
 }
 
 impl Reader {
@@ -241,21 +249,15 @@ fn the_foreground_is_known_and_gets_signals() {
             .await;
         assert_eq!(state.foreground, terminal.pid);
         terminal.write(b"sleep 60; echo interrupted\n").await;
-        let state = terminal
-            .until(|state| state.foreground != terminal.pid)
-            .await;
+        let state = terminal.until_runs("sleep").await;
         assert!(state.foreground > 1);
-        let name = std::fs::read_to_string(format!("/proc/{}/comm", state.foreground)).unwrap();
-        assert_eq!(name, "sleep\n");
         assert_eq!(terminal.inspect().await.input_waiting(), Waiting::No);
         let signalled = terminal.signal(libc::SIGINT).await.unwrap();
         assert_eq!(signalled.foreground, state.foreground);
         reader.until("ready> ").await;
         // Typed, it is the same.
         terminal.write(b"sleep 60\n").await;
-        terminal
-            .until(|state| state.foreground != terminal.pid)
-            .await;
+        terminal.until_runs("sleep").await;
         terminal.write(b"\x03").await;
         reader.until("^C").await;
         reader.until("ready> ").await;

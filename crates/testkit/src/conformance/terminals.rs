@@ -139,6 +139,7 @@ pub async fn the_foreground_is_known(lab: &mut Lab) {
         .until_foreground(|state| state.foreground == state.pid)
         .await;
     terminal.write("sleep 66.5\n").await;
+    cell.host().wait_for("66.5", 1).await;
     let state = terminal
         .until_foreground(|state| state.foreground != shell.pid)
         .await;
