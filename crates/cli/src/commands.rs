@@ -31,9 +31,9 @@ mod stream;
 mod subagent;
 mod write;
 
-use crate::Globals;
 use crate::connect::connect;
 use crate::failure::Failure;
+use crate::{Globals, Late};
 use clap::Subcommand;
 
 /// What `k8e sandbox --help` begins with.
@@ -63,85 +63,85 @@ errors are {\"error\":…,\"detail\":…} on standard output and a line on stand
 pub enum SandboxCommand {
     /// Run code, or a shell command, in a sandbox
     #[command(long_about = run::LONG_ABOUT)]
-    Run(run::RunArgs),
+    Run(Late<run::RunArgs>),
     /// Show how a background run is doing
     #[command(long_about = runs::LONG_ABOUT)]
-    Poll(runs::PollArgs),
+    Poll(Late<runs::PollArgs>),
     /// List the background runs of a session
-    Runs(runs::RunsArgs),
+    Runs(Late<runs::RunsArgs>),
     /// End a background run
-    Cancel(runs::CancelArgs),
+    Cancel(Late<runs::CancelArgs>),
     /// Open a shell, or any program, at a terminal in a session
     #[command(long_about = shell::LONG_ABOUT)]
-    Shell(Box<shell::ShellArgs>),
+    Shell(Late<Box<shell::ShellArgs>>),
     /// Give a service in a session a URL
     #[command(long_about = expose::LONG_ABOUT)]
-    Expose(expose::ExposeArgs),
+    Expose(Late<expose::ExposeArgs>),
     /// Take a service's URL back
-    Unexpose(expose::UnexposeArgs),
+    Unexpose(Late<expose::UnexposeArgs>),
     /// List the services of a session that have a URL
-    Exposed(expose::ExposedArgs),
+    Exposed(Late<expose::ExposedArgs>),
     /// Make a session
     #[command(long_about = create::LONG_ABOUT)]
-    Create(create::CreateArgs),
+    Create(Late<create::CreateArgs>),
     /// Show a session
-    Get(get::GetArgs),
+    Get(Late<get::GetArgs>),
     /// List sessions
-    Sessions(sessions::SessionsArgs),
+    Sessions(Late<sessions::SessionsArgs>),
     /// Change what a session may reach
     #[command(long_about = allow_hosts::LONG_ABOUT)]
-    AllowHosts(allow_hosts::AllowHostsArgs),
+    AllowHosts(Late<allow_hosts::AllowHostsArgs>),
     /// Show what a session tried to reach, and what was denied
     #[command(long_about = egress::LONG_ABOUT)]
-    Egress(egress::EgressArgs),
+    Egress(Late<egress::EgressArgs>),
     /// Ask a person before something that cannot be undone
     #[command(long_about = approvals::LONG_ABOUT)]
-    Confirm(approvals::ConfirmArgs),
+    Confirm(Late<approvals::ConfirmArgs>),
     /// Answer a question of `confirm`
-    Approve(approvals::ApproveArgs),
+    Approve(Late<approvals::ApproveArgs>),
     /// List the questions that wait for an answer
-    Approvals(approvals::ApprovalsArgs),
+    Approvals(Late<approvals::ApprovalsArgs>),
     /// Stop everything in a session until it is resumed
     #[command(long_about = pause::LONG_ABOUT)]
-    Pause(pause::PauseArgs),
+    Pause(Late<pause::PauseArgs>),
     /// Let a paused session go on
-    Resume(pause::ResumeArgs),
+    Resume(Late<pause::ResumeArgs>),
     /// Make a session that lives in the sandbox of another
     #[command(long_about = subagent::LONG_ABOUT)]
-    Subagent(subagent::SubagentArgs),
+    Subagent(Late<subagent::SubagentArgs>),
     /// End a session and remove its sandbox
-    Destroy(destroy::DestroyArgs),
+    Destroy(Late<destroy::DestroyArgs>),
     /// Show the server: version, runtimes, limits, load
-    Status(status::StatusArgs),
+    Status(Late<status::StatusArgs>),
     /// Show the sandboxes that wait for a session
     #[command(long_about = pool::LONG_ABOUT)]
-    Pool(pool::PoolArgs),
+    Pool(Late<pool::PoolArgs>),
     /// Execute a program with its arguments, without a shell
     #[command(long_about = exec::LONG_ABOUT)]
-    Exec(exec::ExecArgs),
+    Exec(Late<exec::ExecArgs>),
     /// Write standard input to a file in the workspace
     #[command(long_about = write::LONG_ABOUT)]
-    Write(write::WriteArgs),
+    Write(Late<write::WriteArgs>),
     /// Read a file of the workspace
     #[command(long_about = read::LONG_ABOUT)]
-    Read(read::ReadArgs),
+    Read(Late<read::ReadArgs>),
     /// List the files of the workspace
-    List(list::ListArgs),
+    List(Late<list::ListArgs>),
     /// Show one file of the workspace without its content
-    Stat(files::StatArgs),
+    Stat(Late<files::StatArgs>),
     /// Make a directory in the workspace
-    Mkdir(files::MkdirArgs),
+    Mkdir(Late<files::MkdirArgs>),
     /// Move or rename a file of the workspace
-    Mv(files::MvArgs),
+    Mv(Late<files::MvArgs>),
     /// Remove a file or a directory of the workspace
-    Rm(files::RmArgs),
+    Rm(Late<files::RmArgs>),
     /// List the processes of a sandbox
-    Ps(ps::PsArgs),
+    Ps(Late<ps::PsArgs>),
     /// Show what a session's commands printed
     #[command(long_about = log::LONG_ABOUT)]
-    Log(log::LogArgs),
+    Log(Late<log::LogArgs>),
     /// Show what happened to a session
-    Events(events::EventsArgs),
+    Events(Late<events::EventsArgs>),
 }
 
 // === impl SandboxCommand ===
@@ -150,12 +150,12 @@ impl SandboxCommand {
     /// Whether standard output is JSON, and so errors are too.
     pub(crate) fn prints_json(&self) -> bool {
         match self {
-            Self::Run(args) => !args.raw(),
-            Self::Exec(args) => !args.raw(),
-            Self::Read(args) => !args.raw(),
-            Self::Poll(args) => !args.raw(),
+            Self::Run(Late(args)) => !args.raw(),
+            Self::Exec(Late(args)) => !args.raw(),
+            Self::Read(Late(args)) => !args.raw(),
+            Self::Poll(Late(args)) => !args.raw(),
             Self::Log(_) | Self::Shell(_) => false,
-            Self::Egress(args) => !args.for_people(),
+            Self::Egress(Late(args)) => !args.for_people(),
             Self::Create(_)
             | Self::Runs(_)
             | Self::Cancel(_)
@@ -197,7 +197,7 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
     let client = || connect(globals);
     match command {
         // What can be refused without a server is: the request is made, and checked, first.
-        SandboxCommand::Run(args) => {
+        SandboxCommand::Run(Late(args)) => {
             let background = args.background();
             let request = args.request().await?;
             match background {
@@ -205,52 +205,52 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
                 false => run::run(request, client().await?).await,
             }
         }
-        SandboxCommand::Shell(args) => {
+        SandboxCommand::Shell(Late(args)) => {
             let request = args.request()?;
             shell::run(request, client().await?).await
         }
-        SandboxCommand::Poll(args) => runs::poll(args, client().await?).await,
-        SandboxCommand::Runs(args) => runs::list(args, client().await?).await,
-        SandboxCommand::Cancel(args) => runs::cancel(args, client().await?).await,
-        SandboxCommand::Expose(args) => expose::expose(args, client().await?).await,
-        SandboxCommand::Unexpose(args) => expose::unexpose(args, client().await?).await,
-        SandboxCommand::Exposed(args) => expose::list(args, client().await?).await,
-        SandboxCommand::Exec(args) => {
+        SandboxCommand::Poll(Late(args)) => runs::poll(args, client().await?).await,
+        SandboxCommand::Runs(Late(args)) => runs::list(args, client().await?).await,
+        SandboxCommand::Cancel(Late(args)) => runs::cancel(args, client().await?).await,
+        SandboxCommand::Expose(Late(args)) => expose::expose(args, client().await?).await,
+        SandboxCommand::Unexpose(Late(args)) => expose::unexpose(args, client().await?).await,
+        SandboxCommand::Exposed(Late(args)) => expose::list(args, client().await?).await,
+        SandboxCommand::Exec(Late(args)) => {
             let request = args.request()?;
             exec::run(request, client().await?).await
         }
-        SandboxCommand::Status(args) => status::run(args, client().await).await,
-        SandboxCommand::Pool(args) => pool::run(args, client().await?).await,
-        SandboxCommand::Create(args) => {
+        SandboxCommand::Status(Late(args)) => status::run(args, client().await).await,
+        SandboxCommand::Pool(Late(args)) => pool::run(args, client().await?).await,
+        SandboxCommand::Create(Late(args)) => {
             let request = args.request()?;
             create::run(request, client().await?).await
         }
-        SandboxCommand::AllowHosts(args) => {
+        SandboxCommand::AllowHosts(Late(args)) => {
             let request = args.request()?;
             allow_hosts::run(request, client().await?).await
         }
-        SandboxCommand::Egress(args) => egress::run(args, client().await?).await,
-        SandboxCommand::Confirm(args) => {
+        SandboxCommand::Egress(Late(args)) => egress::run(args, client().await?).await,
+        SandboxCommand::Confirm(Late(args)) => {
             let request = args.request()?;
             approvals::confirm(request, client().await?).await
         }
-        SandboxCommand::Approve(args) => approvals::approve(args, client().await?).await,
-        SandboxCommand::Approvals(args) => approvals::list(args, client().await?).await,
-        SandboxCommand::Get(args) => get::run(args, client().await?).await,
-        SandboxCommand::Sessions(args) => sessions::run(args, client().await?).await,
-        SandboxCommand::Pause(args) => pause::pause(args, client().await?).await,
-        SandboxCommand::Resume(args) => pause::resume(args, client().await?).await,
-        SandboxCommand::Subagent(args) => subagent::run(args, client().await?).await,
-        SandboxCommand::Destroy(args) => destroy::run(args, client().await?).await,
-        SandboxCommand::Write(args) => write::run(args, client().await?).await,
-        SandboxCommand::Read(args) => read::run(args, client().await?).await,
-        SandboxCommand::List(args) => list::run(args, client().await?).await,
-        SandboxCommand::Stat(args) => files::stat(args, client().await?).await,
-        SandboxCommand::Mkdir(args) => files::mkdir(args, client().await?).await,
-        SandboxCommand::Mv(args) => files::mv(args, client().await?).await,
-        SandboxCommand::Rm(args) => files::rm(args, client().await?).await,
-        SandboxCommand::Ps(args) => ps::run(args, client().await?).await,
-        SandboxCommand::Log(args) => log::run(args, client().await?).await,
-        SandboxCommand::Events(args) => events::run(args, client().await?).await,
+        SandboxCommand::Approve(Late(args)) => approvals::approve(args, client().await?).await,
+        SandboxCommand::Approvals(Late(args)) => approvals::list(args, client().await?).await,
+        SandboxCommand::Get(Late(args)) => get::run(args, client().await?).await,
+        SandboxCommand::Sessions(Late(args)) => sessions::run(args, client().await?).await,
+        SandboxCommand::Pause(Late(args)) => pause::pause(args, client().await?).await,
+        SandboxCommand::Resume(Late(args)) => pause::resume(args, client().await?).await,
+        SandboxCommand::Subagent(Late(args)) => subagent::run(args, client().await?).await,
+        SandboxCommand::Destroy(Late(args)) => destroy::run(args, client().await?).await,
+        SandboxCommand::Write(Late(args)) => write::run(args, client().await?).await,
+        SandboxCommand::Read(Late(args)) => read::run(args, client().await?).await,
+        SandboxCommand::List(Late(args)) => list::run(args, client().await?).await,
+        SandboxCommand::Stat(Late(args)) => files::stat(args, client().await?).await,
+        SandboxCommand::Mkdir(Late(args)) => files::mkdir(args, client().await?).await,
+        SandboxCommand::Mv(Late(args)) => files::mv(args, client().await?).await,
+        SandboxCommand::Rm(Late(args)) => files::rm(args, client().await?).await,
+        SandboxCommand::Ps(Late(args)) => ps::run(args, client().await?).await,
+        SandboxCommand::Log(Late(args)) => log::run(args, client().await?).await,
+        SandboxCommand::Events(Late(args)) => events::run(args, client().await?).await,
     }
 }

@@ -9,12 +9,14 @@ mod commands;
 mod completion;
 mod connect;
 mod failure;
+mod late;
 mod output;
 mod render;
 mod tty;
 pub mod units;
 
 pub use completion::CompletionArgs;
+pub use late::Late;
 
 use clap::{Args, Parser, Subcommand};
 use failure::{EXIT_INTERRUPTED, EXIT_REQUEST, Failure};
@@ -97,7 +99,7 @@ pub enum Command {
 
     /// Get a certificate for an API key
     #[command(long_about = commands::login::LONG_ABOUT)]
-    Login(commands::login::LoginArgs),
+    Login(Late<commands::login::LoginArgs>),
 
     /// Set, list and delete secrets for commands in sandboxes
     #[command(subcommand, long_about = commands::secret::LONG_ABOUT)]
@@ -105,13 +107,13 @@ pub enum Command {
 
     /// Show who changed what
     #[command(long_about = commands::audit::LONG_ABOUT)]
-    Audit(commands::audit::AuditArgs),
+    Audit(Late<commands::audit::AuditArgs>),
 
     /// Measure this server next to what this machine and other tools need
-    Bench(bench::BenchArgs),
+    Bench(Late<bench::BenchArgs>),
 
     /// Print a completion script for your shell
-    Completion(CompletionArgs),
+    Completion(Late<CompletionArgs>),
 }
 
 /// Reads a command line. On failure everything is said and the exit code is what is left to do.
@@ -134,15 +136,15 @@ pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
     })
 }
 
-/// Does what a client command says. `whole` is the complete command line, for completions.
-pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCode {
+/// Does what a client command says. `whole` makes the complete command line, for completions.
+pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) -> ExitCode {
     let json = match &command {
         Command::Sandbox(command) => command.prints_json(),
         Command::Apikey(_) | Command::Login(_) | Command::Secret(_) | Command::Audit(_) => true,
         Command::Bench(_) | Command::Completion(_) => false,
     };
     let result = match command {
-        Command::Completion(args) => completion::run(args, whole),
+        Command::Completion(Late(args)) => completion::run(args, whole()),
         // It has every signal go inside, or cleans up.
         Command::Sandbox(command) if command.takes_signals() => {
             block_on_to_the_end(commands::run(*command, globals))
@@ -151,16 +153,16 @@ pub fn run(globals: &Globals, command: Command, whole: clap::Command) -> ExitCod
         Command::Apikey(command) => block_on(async {
             commands::apikey::run(command, connect::connect(globals).await?).await
         }),
-        Command::Login(args) => block_on(commands::login::run(args, globals)),
+        Command::Login(Late(args)) => block_on(commands::login::run(args, globals)),
         Command::Secret(command) => block_on(async {
             let request = command.request().await?;
             commands::secret::run(request, connect::connect(globals).await?).await
         }),
-        Command::Audit(args) => {
+        Command::Audit(Late(args)) => {
             block_on(async { commands::audit::run(args, connect::connect(globals).await?).await })
         }
         // Interrupted, it still has to remove what it made.
-        Command::Bench(args) => block_on_to_the_end(bench::run(args, globals)),
+        Command::Bench(Late(args)) => block_on_to_the_end(bench::run(args, globals)),
     };
     match result {
         Ok(code) => ExitCode::from(code),

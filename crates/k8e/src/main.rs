@@ -8,6 +8,7 @@ mod router;
 mod server;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
+use k8e_cli::Late;
 use k8e_driver::{LAUNCHER_ARG, launcher_main};
 use k8e_operator::options::with_double_dashes;
 use std::ffi::OsString;
@@ -39,14 +40,14 @@ struct K8e {
 enum Role {
     /// Serve sandboxes on this machine
     #[command(long_about = server::LONG_ABOUT)]
-    Server(Box<server::ServerArgs>),
+    Server(Late<Box<server::ServerArgs>>),
     /// Check whether this machine can make sandboxes
     #[command(long_about = check_config::LONG_ABOUT)]
-    CheckConfig(check_config::CheckConfigArgs),
+    CheckConfig(Late<check_config::CheckConfigArgs>),
     /// Serve the agent-sandbox API on a Kubernetes cluster
     // Go's flags may be given twice, and Deployments do: the last one counts.
     #[command(long_about = operator::LONG_ABOUT, args_override_self = true)]
-    Operator(Box<k8e_operator::options::OperatorOptions>),
+    Operator(Late<Box<k8e_operator::options::OperatorOptions>>),
     /// Pass requests to the sandboxes of a Kubernetes cluster
     #[command(long_about = router::LONG_ABOUT, args_override_self = true)]
     Router(Box<k8e_operator::router::Options>),
@@ -71,11 +72,11 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     match role {
-        Role::Server(args) => server::run(&globals, *args),
-        Role::CheckConfig(args) => check_config::run(&globals, &args, server::GUEST),
-        Role::Operator(options) => operator::run(*options),
+        Role::Server(Late(args)) => server::run(&globals, *args),
+        Role::CheckConfig(Late(args)) => check_config::run(&globals, &args, server::GUEST),
+        Role::Operator(Late(options)) => operator::run(*options),
         Role::Router(options) => router::run(*options),
-        Role::Client(command) => k8e_cli::run(&globals, command, K8e::command()),
+        Role::Client(command) => k8e_cli::run(&globals, command, K8e::command),
     }
 }
 
