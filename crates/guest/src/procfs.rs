@@ -25,16 +25,6 @@ pub(crate) struct Stat {
     pub(crate) rss_pages: u64,
 }
 
-/// What a command gets: far above the guest's 0, below what marks a process as the first to go.
-const OOM_SCORE: &str = "500";
-
-/// Makes the kernel end this command, and what it starts, before the guest. From outside it and
-/// once it has started: until then it is a copy of the guest, whose files in /proc are the host's.
-/// Failing is fine: then the kernel chooses by size.
-pub(crate) fn prefer_to_oom_kill(pid: i32) {
-    let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), OOM_SCORE);
-}
-
 /// Whether a process ignores a signal, as far as the kernel tells: gVisor's does not.
 pub(crate) fn ignores(pid: i32, signal: i32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {

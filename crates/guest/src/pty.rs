@@ -84,7 +84,6 @@ pub(crate) async fn create(guest: &Arc<Guest>, request: CreateTerminal) -> Resul
         }
     }
     let pid = running.pid();
-    crate::procfs::prefer_to_oom_kill(pid);
     let terminal = Terminal::new(
         request.id.clone(),
         pid,

@@ -3,8 +3,8 @@
 use super::Outcome;
 use super::report::Report;
 use super::sys::Orders;
+use crate::Guest;
 use crate::sys;
-use crate::{Guest, procfs};
 use bytes::Bytes;
 use k8e_wire::proto::{Started, reply::Reply};
 use k8e_wire::{ReplySink, WireError};
@@ -225,7 +225,6 @@ impl Output {
         replies: &mut ReplySink,
         child: &Told<'_>,
     ) -> Result<(), WireError> {
-        procfs::prefer_to_oom_kill(child.pid.load(Ordering::Relaxed));
         hold_started(&mut self.told, replies, child)?;
         replies.flush().await
     }

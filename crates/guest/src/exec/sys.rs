@@ -44,6 +44,9 @@ const STACK_BYTES: usize = 2 * COMMAND_STACK_BYTES;
 /// Below a stack: running over its end is a fault, not somebody else's memory.
 const GUARD_BYTES: usize = 64 * 1024;
 
+/// What a command gets: far above the guest's 0, below what marks a process as the first to go.
+const OOM_SCORE: &[u8] = b"500";
+
 /// What a supervisor is made with.
 pub(crate) struct Plan<'a> {
     /// What to run; none when it is told [later](Orders::give).
@@ -356,6 +359,7 @@ extern "C" fn supervise(job: *const Job) -> ! {
             if job.news.swap(RUNS, Ordering::AcqRel) == NEWS_WANTED {
                 report(Report::Started);
             }
+            prefer_to_oom_kill(command);
             if job.terminal {
                 attend(command)
             }
@@ -375,6 +379,37 @@ fn await_order(job: &Job) {
         let at = job.ordered.as_ptr() as usize;
         // SAFETY: the address is valid. The call returns at once when there is an order by now.
         let _ = unsafe { call(libc::SYS_futex, [at, FUTEX_WAIT, 0, 0]) };
+    }
+}
+
+/// Makes the kernel end the command, and what it will start, before the guest. Not by itself before
+/// it has executed its program: until then it is a copy of the guest, whose files in /proc are the
+/// host's. Failing is fine: then the kernel chooses by size.
+fn prefer_to_oom_kill(command: i32) {
+    let mut path = *b"/proc/0000000000/oom_score_adj\0";
+    // The kernel takes no number with a zero before it.
+    let mut at = 16;
+    let mut rest = command.unsigned_abs();
+    loop {
+        at -= 1;
+        path[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    at -= 6;
+    path.copy_within(..6, at);
+    let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
+    // SAFETY: the path ends with a zero, and the score is valid for its length.
+    unsafe {
+        let path = path.as_ptr().add(at) as usize;
+        let here = libc::AT_FDCWD as usize;
+        if let Ok(file) = call(libc::SYS_openat, [here, path, flags, 0]) {
+            let score = OOM_SCORE.as_ptr() as usize;
+            let _ = call(libc::SYS_write, [file, score, OOM_SCORE.len(), 0]);
+            let _ = call(libc::SYS_close, [file, 0, 0, 0]);
+        }
     }
 }
 
