@@ -400,7 +400,8 @@ fn prefer_to_oom_kill(command: i32) {
     }
     at -= 6;
     path.copy_within(..6, at);
-    let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
+    // Whoever may mount something else there shall not have us wait for it.
+    let flags = (libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     // SAFETY: the path ends with a zero, and the score is valid for its length.
     unsafe {
         let path = path.as_ptr().add(at) as usize;
