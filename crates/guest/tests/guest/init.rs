@@ -3,6 +3,7 @@
 use crate::support::{argv, marker, sh, wait_for_processes, with_listener};
 use k8e_wire::proto::Exec;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -21,6 +22,20 @@ fn start(listener: std::os::unix::net::UnixListener) -> Init {
 
 /// Ends it with the test, however that ends.
 struct Init(Child);
+
+impl Init {
+    /// Binds its own socket.
+    fn at(path: &Path) -> Self {
+        let guest = env!("CARGO_BIN_EXE_k8e-guest");
+        Self(
+            Command::new(guest)
+                .arg("--listen")
+                .arg(path)
+                .spawn()
+                .unwrap(),
+        )
+    }
+}
 
 impl Drop for Init {
     fn drop(&mut self) {
@@ -107,11 +122,7 @@ fn without_a_listener_it_does_not_start() {
 fn it_binds_where_it_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("guest.sock");
-    let child = Command::new(env!("CARGO_BIN_EXE_k8e-guest"))
-        .arg("--listen")
-        .arg(&path)
-        .spawn();
-    let _guest = Init(child.unwrap());
+    let _guest = Init::at(&path);
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while std::os::unix::net::UnixStream::connect(&path).is_err() {
         assert!(std::time::Instant::now() < deadline, "nobody listens");
@@ -125,11 +136,7 @@ async fn nothing_of_it_outlives_it() {
     for round in 0..100 {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("guest.sock");
-        let child = Command::new(env!("CARGO_BIN_EXE_k8e-guest"))
-            .arg("--listen")
-            .arg(&path)
-            .spawn();
-        let guest = Init(child.unwrap());
+        let guest = Init::at(&path);
         while !path.exists() {
             std::thread::yield_now();
         }
