@@ -1,6 +1,6 @@
 //! What the command line promises: exit codes, streams, sessions, files, languages.
 
-use k8e_e2e::{Server, binary};
+use k8e_e2e::{Server, binary, passable_tempdir};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -430,10 +430,7 @@ fn files_list_and_history() {
 
 #[test]
 fn a_server_starts_by_itself() {
-    let dir = tempfile::Builder::new()
-        .prefix("k8e-auto-")
-        .tempdir()
-        .unwrap();
+    let dir = passable_tempdir("k8e-auto-");
     let data = dir.path().join("data");
     let k8e = |args: &[&str]| {
         Command::new(binary())

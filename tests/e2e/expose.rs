@@ -287,7 +287,7 @@ fn a_url_outlives_kill_9_and_ends_with_its_session() {
     let listed = server.k8e(&["sandbox", "exposed", "--tenant", "web"]);
     assert_eq!(listed.code, 0, "{}", listed.all());
     assert_eq!(listed.json()["services"][0]["url"], exposed.url.as_str());
-    let database = std::fs::read(server.data_dir().join("k8e.db")).unwrap();
+    let database = std::fs::read(server.data_dir().join("store/k8e.db")).unwrap();
     let token: Vec<u8> = (0..64)
         .step_by(2)
         .map(|at| u8::from_str_radix(&exposed.token[at..at + 2], 16).unwrap())

@@ -75,10 +75,7 @@ impl Server {
             rustix::process::geteuid().is_root(),
             "this test needs root: real namespaces and cgroups"
         );
-        let dir = tempfile::Builder::new()
-            .prefix("k8e-e2e-")
-            .tempdir()
-            .expect("a temporary directory");
+        let dir = passable_tempdir("k8e-e2e-");
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let data = data.map_or_else(|| dir.path().join("data"), Path::to_owned);
         let mut server = Self {
@@ -425,6 +422,16 @@ pub fn binary() -> PathBuf {
     let path = std::env::var_os("K8E_BIN")
         .expect("K8E_BIN names the built k8e: run the tests with `cargo xtask test`");
     PathBuf::from(path)
+}
+
+/// A temporary directory that every user may pass through: the server is not root for long.
+pub fn passable_tempdir(prefix: &str) -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt as _;
+    tempfile::Builder::new()
+        .prefix(prefix)
+        .permissions(std::fs::Permissions::from_mode(0o711))
+        .tempdir()
+        .expect("a temporary directory")
 }
 
 fn ran(output: Output) -> Ran {

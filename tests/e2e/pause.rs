@@ -127,7 +127,7 @@ fn everything_stands_still_and_goes_on(runtime: &str) {
     sandbox(&server, &["pause", &other]);
     server.kill();
     for file in ["k8e.db", "k8e.db-wal", "k8e.db-shm"] {
-        std::fs::remove_file(server.data_dir().join(file)).ok();
+        std::fs::remove_file(server.data_dir().join("store").join(file)).ok();
     }
     server.restart();
     server.assert_traces(0);

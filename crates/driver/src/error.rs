@@ -24,6 +24,15 @@ pub enum DriverError {
         #[source]
         source: io::Error,
     },
+    /// A step that the launcher took failed.
+    #[error("{message}")]
+    InLauncher {
+        /// What was done, to what.
+        message: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
     /// The launcher process is gone; the server must be restarted.
     #[error("the launcher process is gone: restart k8e server")]
     LauncherGone,
@@ -58,7 +67,7 @@ impl DriverError {
         match self {
             Self::Unusable(_) => Code::Unsupported,
             Self::Exhausted(_) => Code::Exhausted,
-            Self::Step { source, .. } => {
+            Self::Step { source, .. } | Self::InLauncher { source, .. } => {
                 let full = [
                     io::ErrorKind::StorageFull,
                     io::ErrorKind::QuotaExceeded,

@@ -15,6 +15,7 @@
 //! sandbox once it listens: nothing inside can then put anything there, or another in its place.
 
 pub(crate) mod child;
+pub(crate) mod launch;
 
 mod bundle;
 mod runsc;
@@ -23,57 +24,18 @@ pub use runsc::Platform;
 
 pub(crate) use runsc::found as runsc_found;
 
-use crate::local::launcher::{Order, Told, pidfd_of};
-use crate::local::sandboxes::{Kind, Prepared, Sandboxes, Started};
+use crate::local::kind::Kind;
 use crate::{Driver, DriverError, Machine, Probe, Sandbox, SandboxSpec};
 use async_trait::async_trait;
-use child::{Setup, Task};
-use k8e_model::{Limits, RuntimeKind, SandboxId, Template};
+use k8e_model::{Limits, RuntimeKind, SandboxId};
 use runsc::Runsc;
-use rustix::fs::{Gid, Uid};
 use std::collections::HashSet;
-use std::fs;
-use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
-/// In the driver's directory: the guest's program.
-const GUEST: &str = "guest";
-
-/// In a sandbox's directory: what the guest can write to until it listens.
-const SHARED: &str = "shared";
-const SOCKET: &str = "shared/guest.sock";
-
-const KIND: Kind = Kind {
-    name: "gvisor",
-    socket: SOCKET,
-    around: host_limits,
-    has_kernel: true,
-};
-
-/// The guest listens some milliseconds after the sandbox runs; on a machine under load in a second.
-const LISTEN_WAIT: Duration = Duration::from_secs(10);
-const LISTEN_PAUSE: Duration = Duration::from_millis(1);
-
-/// What the sentry, the gofer and the stubs that run the sandbox's threads use themselves: 12 MiB
-/// idle, more with many processes and open files. It is not the sandbox's to use, but who fills it
-/// ends the sandbox, not the machine.
-const KERNEL_MEMORY_BYTES: u64 = 96 * 1024 * 1024;
-
-/// The kernel inside counts processes itself. Outside each is a few threads of a stub, and the
-/// sentry has its own: this only bounds what a sentry that was taken over could do.
-const HOST_PIDS_PER_PID: u32 = 4;
-const HOST_PIDS_MORE: u32 = 512;
+use std::sync::{Mutex, PoisonError};
 
 /// Makes gVisor sandboxes.
 pub struct GvisorDriver {
-    sandboxes: Arc<Sandboxes>,
+    machine: Machine,
     platform: Platform,
-    /// Why there is no guest to run, as on a full disk. What lives is still looked after.
-    no_guest: Option<String>,
     /// What was found out last, and of which runsc.
     found: Mutex<Option<(Runsc, Probe)>>,
 }
@@ -81,40 +43,15 @@ pub struct GvisorDriver {
 // === impl GvisorDriver ===
 
 impl GvisorDriver {
-    /// Finds runsc and tries it out, unless that was done before. Blocks.
-    pub fn start(machine: &Machine, platform: Platform) -> Result<Self, DriverError> {
-        let sandboxes = Sandboxes::open(machine, KIND)?;
-        let no_guest = write_guest(machine, sandboxes.dir()).err();
+    /// Finds runsc and has it tried out, unless that was done before. Blocks.
+    pub fn start(machine: &Machine, platform: Platform) -> Self {
         let driver = Self {
-            no_guest: no_guest.map(|error| format!("the guest cannot be copied: {error}")),
-            sandboxes: Arc::new(sandboxes),
+            machine: machine.clone(),
             platform,
             found: Mutex::default(),
         };
         driver.probe();
-        Ok(driver)
-    }
-
-    /// A real sandbox whose guest makes a process: some builds of runsc die of that.
-    fn try_out(&self, runsc: &Runsc) -> Result<(), DriverError> {
-        let limits = Limits {
-            disk_bytes: 64 << 20,
-            ..Limits::default()
-        };
-        let spec = SandboxSpec {
-            id: SandboxId::random(),
-            template: Template::Host,
-            limits,
-        };
-        let (sandboxes, platform) = (&self.sandboxes, self.platform);
-        sandboxes.try_out(&spec, |prepared| {
-            let setup = setup(sandboxes, &spec, prepared, runsc, platform, Task::SelfTest)?;
-            let order = Order::Gvisor(setup);
-            match sandboxes.machine.launcher().fork(&order, None)?.wait()? {
-                Some(Told::Works) => Ok(()),
-                _ => Err(vanished()),
-            }
-        })
+        driver
     }
 }
 
@@ -126,10 +63,10 @@ impl Driver for GvisorDriver {
 
     /// Quick unless runsc was installed or replaced since it was last tried.
     fn probe(&self) -> Probe {
-        let runsc = match (&self.no_guest, Runsc::find()) {
+        let runsc = match (self.machine.no_gvisor_guest(), Runsc::find()) {
             (None, Ok(runsc)) => runsc,
             (Some(reason), _) => {
-                let reason = reason.clone();
+                let reason = reason.to_owned();
                 return Probe::Unusable { reason };
             }
             (None, Err(reason)) => return Probe::Unusable { reason },
@@ -140,16 +77,10 @@ impl Driver for GvisorDriver {
         {
             return probe.clone();
         }
-        let dir = self.sandboxes.dir();
-        let works = if runsc.worked_before(dir, self.platform) {
-            Ok(())
-        } else {
-            self.try_out(&runsc)
-                .map(|()| runsc.remember(dir, self.platform))
-        };
+        let works = self.machine.try_gvisor(self.platform);
         let probe = match works {
             Ok(()) => Probe::Usable {
-                weaker: self.sandboxes.weaker(),
+                weaker: self.machine.weaker(),
             },
             Err(error) => Probe::Unusable {
                 reason: runsc.broken(&error),
@@ -160,14 +91,7 @@ impl Driver for GvisorDriver {
     }
 
     async fn launch(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, DriverError> {
-        let runsc = Runsc::find().map_err(DriverError::Unusable)?;
-        let (sandboxes, platform) = (Arc::clone(&self.sandboxes), self.platform);
-        let start = move |spec: &SandboxSpec, prepared: Prepared| {
-            let setup = setup(&sandboxes, spec, prepared, &runsc, platform, Task::Serve)?;
-            start(&sandboxes, &spec.id, setup)
-        };
-        let sandbox = self.sandboxes.launch(spec, start).await?;
-        Ok(Box::new(sandbox))
+        self.machine.launch(Kind::Gvisor, spec, self.platform).await
     }
 
     /// A disk is made with its sandbox; processes are counted by the kernel inside, which takes no
@@ -177,124 +101,10 @@ impl Driver for GvisorDriver {
     }
 
     async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
-        let sandbox = self.sandboxes.adopt(id)?;
-        Ok(sandbox.map(|sandbox| Box::new(sandbox) as Box<dyn Sandbox>))
+        self.machine.adopt(Kind::Gvisor, id).await
     }
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError> {
-        self.sandboxes.sweep(keep).await
+        self.machine.sweep(Kind::Gvisor, keep).await
     }
-}
-
-/// Sandboxes of an earlier server keep the file they have.
-fn write_guest(machine: &Machine, dir: &Path) -> io::Result<()> {
-    let guest = fs::read(format!(
-        "/proc/self/fd/{}",
-        machine.launcher().guest().as_raw_fd()
-    ))?;
-    let (new, path) = (dir.join("guest.new"), dir.join(GUEST));
-    if fs::read(&path).is_ok_and(|there| there == guest) {
-        return Ok(());
-    }
-    fs::write(&new, guest)?;
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
-    fs::rename(new, path)
-}
-
-/// Limits of the control group around the sandbox and its kernel.
-fn host_limits(limits: &Limits) -> Limits {
-    Limits {
-        memory_bytes: limits.memory_bytes.saturating_add(KERNEL_MEMORY_BYTES),
-        pids: limits
-            .pids
-            .saturating_mul(HOST_PIDS_PER_PID)
-            .saturating_add(HOST_PIDS_MORE),
-        ..*limits
-    }
-}
-
-fn setup(
-    sandboxes: &Sandboxes,
-    spec: &SandboxSpec,
-    prepared: Prepared,
-    runsc: &Runsc,
-    platform: Platform,
-    task: Task,
-) -> Result<Setup, DriverError> {
-    let shared = prepared.dir.join(SHARED);
-    let step = || DriverError::step::<io::Error>("make", shared.display().to_string());
-    fs::create_dir(&shared).map_err(step())?;
-    // For root inside alone: who connects can run commands as root.
-    fs::set_permissions(&shared, fs::Permissions::from_mode(0o700)).map_err(step())?;
-    give(&shared, prepared.uid_base)?;
-    Ok(Setup {
-        join: prepared.cgroup.join(),
-        config: bundle::config(&spec.limits, prepared.uid_base, task),
-        rootfs: sandboxes
-            .machine
-            .rootfs(spec, prepared.disk, prepared.uid_base),
-        shared,
-        guest: sandboxes.dir().join(GUEST),
-        runsc: runsc.path.clone(),
-        platform: platform.as_str().to_owned(),
-        network: sandboxes.machine.has_network(),
-        task,
-    })
-}
-
-fn start(sandboxes: &Sandboxes, id: &SandboxId, setup: Setup) -> Result<Started, DriverError> {
-    let order = Order::Gvisor(setup);
-    let Some(Told::Running { pid }) = sandboxes.machine.launcher().fork(&order, None)?.wait()?
-    else {
-        return Err(vanished());
-    };
-    let sentry = || format!("the kernel of {id}");
-    let pidfd = pidfd_of(pid).map_err(DriverError::step("find", sentry()))?;
-    // The descriptor is open: whoever has the number now keeps it. Is it still ours?
-    if !sandboxes.cgroups.group(id).holds(pid) {
-        return Err(vanished());
-    }
-    let socket = sandboxes.socket(id);
-    wait_for_guest(&socket, &pidfd)
-        .map_err(DriverError::step("wait for the guest of", id.to_string()))?;
-    let shared = socket.parent().unwrap_or(&socket);
-    give(&socket, 0)?;
-    give(shared, 0)?;
-    Ok(Started { pid, pidfd })
-}
-
-/// Until the guest listens, or its kernel is gone.
-fn wait_for_guest(socket: &Path, sentry: &OwnedFd) -> io::Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let deadline = Instant::now() + LISTEN_WAIT;
-    let pause = Timespec {
-        tv_sec: 0,
-        tv_nsec: i64::from(LISTEN_PAUSE.subsec_nanos()),
-    };
-    loop {
-        match crate::guest::is_listening(socket) {
-            Ok(()) => return Ok(()),
-            Err(error) if Instant::now() > deadline => return Err(error),
-            Err(_) => {}
-        }
-        let mut ended = [PollFd::new(sentry, PollFlags::IN)];
-        if poll(&mut ended, Some(&pause))? > 0 {
-            return Err(io::Error::other("its kernel ended"));
-        }
-    }
-}
-
-fn give(path: &Path, owner: u32) -> Result<(), DriverError> {
-    rustix::fs::chownat(
-        rustix::fs::CWD,
-        path,
-        Some(Uid::from_raw(owner)),
-        Some(Gid::from_raw(owner)),
-        rustix::fs::AtFlags::SYMLINK_NOFOLLOW,
-    )
-    .map_err(DriverError::step("chown", path.display().to_string()))
-}
-
-fn vanished() -> DriverError {
-    DriverError::step("run", "runsc")(io::Error::other("it ended and did not say why"))
 }

@@ -13,6 +13,12 @@ mod gvisor;
 mod local;
 mod native;
 
+/// For the crate `fuzz`: the decoder of the launcher's requests.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::local::launcher::request::fuzzing::*;
+}
+
 pub use error::DriverError;
 pub use guest::GuestAddress;
 pub use gvisor::{GvisorDriver, Platform};
@@ -20,10 +26,10 @@ pub use local::{Config as MachineConfig, LAUNCHER_ARG, Machine, launcher_main};
 pub use native::NativeDriver;
 
 use async_trait::async_trait;
+use k8e_egress::Sockets;
 use k8e_model::{LimitEvents, Limits, RuntimeKind, SandboxId, Template};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
 
 /// What to make: plain data, so that the part that needs root can live in a process of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,8 +86,9 @@ pub trait Sandbox: Send + Sync {
     /// Where its guest listens.
     fn guest(&self) -> &GuestAddress;
 
-    /// Its network namespace, in which a gate can listen; none when it has no network that is ours.
-    fn network(&self) -> Result<Option<OwnedFd>, DriverError> {
+    /// Sockets in its network namespace, for a gate to listen on; none when it has no network that is
+    /// ours.
+    async fn network(&self) -> Result<Option<Sockets>, DriverError> {
         Ok(None)
     }
 

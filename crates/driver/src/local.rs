@@ -1,19 +1,25 @@
 //! What the drivers of this machine are made of: one launcher, the `host` template, disk images,
 //! uid ranges and control groups. [`Machine`] is started once and shared by all of them.
 //!
+//! Two processes use this module. The server, which is not root, has `Machine` and `sandbox.rs`:
+//! descriptors and requests. The [launcher](launcher), which is, has all the rest.
+//!
 //! ```text
 //! <data directory>/
 //!   stage/                   empty; where launches build, each in a mount namespace of its own
 //!   templates/host/          the `host` template's own part
-//!   templates/disks/         scratch of mkfs
+//!   templates/disks/         empty file systems, and scratch of mkfs
 //!   <driver>/sandboxes/<id>/ disk.img  record.json  and the guest's socket
 //! ```
 //!
 //! A sandbox's directory is made first and removed last, so whatever else of it exists, its name is there.
 
+pub(crate) mod birth;
 pub(crate) mod caps;
 pub(crate) mod cgroup;
 pub(crate) mod disk;
+pub(crate) mod host;
+pub(crate) mod kind;
 pub(crate) mod launcher;
 pub(crate) mod record;
 pub(crate) mod rootfs;
@@ -24,21 +30,25 @@ pub(crate) mod sys;
 pub(crate) mod uids;
 pub(crate) mod userns;
 
+mod share;
+mod shm;
+
 pub use launcher::{LAUNCHER_ARG, launcher_main};
 
-use crate::{DriverError, SandboxSpec};
-use disk::Disks;
-use k8e_model::{Code, Limits, Template};
+use crate::gvisor::Platform;
+use crate::{DriverError, Sandbox, SandboxSpec};
+use k8e_model::{Limits, SandboxId};
+use kind::Kind;
 use launcher::Launcher;
-use rootfs::{Disk, Rootfs};
-use skeleton::Layer;
+use launcher::request::{Answer, LIST_IDS_MAX, Request, SocketFile, Start};
+use sandbox::LocalSandbox;
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use uids::Uids;
 
 /// What `hostname` says; `/etc/hosts` knows it too.
 pub(crate) const HOSTNAME: &str = "sandbox";
@@ -59,6 +69,13 @@ pub struct Config {
     pub lock: OwnedFd,
     /// Keep what sandboxes write in memory, also where there are loop devices.
     pub memory_disks: bool,
+    /// The launcher gives no sandbox more than this, whatever it is asked for.
+    pub limits_max: Limits,
+    /// The group that the server's process will have when it has given up root: it may connect to
+    /// guests.
+    pub server_gid: u32,
+    /// The Unix socket that the server listens on, for [`Machine::remove_socket`].
+    pub socket: Option<PathBuf>,
 }
 
 /// This machine, as the drivers use it. Clones are the same one.
@@ -69,19 +86,12 @@ pub struct Machine(Arc<Inner>);
 struct Inner {
     dir: PathBuf,
     launcher: Launcher,
-    disks: Disks,
-    uids: Uids,
-    layers: Vec<Layer>,
-    idmap: bool,
-    no_network: Option<String>,
-    /// Why what sandboxes write is kept in memory, if it is.
-    memory_disks: Option<String>,
 }
 
 // === impl Machine ===
 
 impl Machine {
-    /// Starts the launcher and prepares the template. Blocks; call it before there are other threads or off them.
+    /// Starts the launcher, as root; afterwards the calling process can give up root. Blocks.
     pub fn start(config: Config) -> Result<Self, DriverError> {
         if !rustix::process::geteuid().is_root() {
             return Err(DriverError::Unusable(
@@ -89,111 +99,145 @@ impl Machine {
             ));
         }
         let dir = config.data_dir;
-        make_private_dir(&dir.join("stage"))?;
-        make_private_dir(&dir.join("templates"))?;
+        fs::create_dir_all(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
         let dir = dir
             .canonicalize()
             .map_err(DriverError::step("find", dir.display().to_string()))?;
-        let layers = skeleton::layers();
-        if let Some(layer) = layers.iter().find(|layer| dir.starts_with(&layer.host)) {
-            return Err(DriverError::Unusable(format!(
-                "the data directory is below {}, which every sandbox can read: choose another --data-dir",
-                layer.host.display()
-            )));
-        }
         let guest = guest_program(&config.guest).map_err(DriverError::step("load", "the guest"))?;
-        let (launcher, ready) = Launcher::start(&config.launcher, guest, config.lock)?;
-        let disks = Disks::open(dir.join("templates/disks"))?;
-        let memory_disks = if config.memory_disks {
-            Some("--memory-disks is set".to_owned())
-        } else {
-            match disks.try_loop_device() {
-                // A full disk says nothing about loop devices.
-                Ok(()) => None,
-                Err(error) if error.code() == Code::Exhausted => None,
-                Err(error) => Some(format!("no loop device can be used ({error})")),
-            }
+        let start = Start {
+            data_dir: dir.clone(),
+            memory_disks: config.memory_disks,
+            limits_max: config.limits_max,
+            server_gid: config.server_gid,
+            socket: config
+                .socket
+                .map(SocketFile::find)
+                .transpose()
+                .map_err(DriverError::step("find", "the server's socket"))?,
         };
-        let machine = Self(Arc::new(Inner {
-            disks,
-            uids: Uids::default(),
-            layers,
-            idmap: ready.idmap,
-            no_network: ready.no_network,
-            memory_disks,
-            dir,
-            launcher,
-        }));
-        // Live sandboxes of an earlier server stand on the skeleton: it may change only when there are none.
-        if !machine.skeleton().exists() || !sandboxes::any_alive(&machine.0.dir) {
-            skeleton::build(&machine.skeleton())?;
-        }
-        Ok(machine)
+        let launcher = Launcher::start(&config.launcher, &start, &guest, &config.lock)?;
+        Ok(Self(Arc::new(Inner { dir, launcher })))
     }
 
-    pub(crate) fn dir(&self) -> &Path {
-        &self.0.dir
-    }
-
-    pub(crate) fn launcher(&self) -> &Launcher {
-        &self.0.launcher
-    }
-
-    pub(crate) fn uids(&self) -> &Uids {
-        &self.0.uids
+    /// Removes the socket that the server listened on. Blocks.
+    pub fn remove_socket(&self) -> Result<(), DriverError> {
+        self.ask_now(&Request::RemoveSocket).map(drop)
     }
 
     /// Whether sandboxes can be wired to a gate.
     pub(crate) fn has_network(&self) -> bool {
-        self.0.no_network.is_none()
+        self.0.launcher.ready().has_network
     }
 
     /// What sandboxes of any driver lack on this machine, one sentence each.
     pub(crate) fn weaker(&self) -> Vec<String> {
-        let mut weaker = Vec::new();
-        if !self.0.idmap {
-            weaker.push(
-                "the host's /usr cannot be shown with other owners (idmapped mounts): programs cannot be changed or installed over inside; use ext4, xfs or btrfs for it".to_owned(),
-            );
-        }
-        if let Some(why) = &self.0.memory_disks {
-            weaker.push(format!("what sandboxes write is kept in memory and counts against their memory limit: {why}"));
-        }
-        if let Some(why) = &self.0.no_network {
-            weaker.push(format!(
-                "sandboxes can reach nothing, whatever is allowed ({why}): the kernel must have veth and nftables with tproxy; try `modprobe -a veth nf_tables nft_tproxy` and start the server again"
-            ));
-        }
-        weaker
+        self.0.launcher.ready().weaker.clone()
     }
 
-    /// The writable layer of a sandbox whose directory is `dir`.
-    pub(crate) fn disk(&self, dir: &Path, bytes: u64) -> Result<Disk, DriverError> {
-        if self.0.memory_disks.is_some() {
-            return Ok(Disk::Memory(bytes));
-        }
-        let image = dir.join("disk.img");
-        self.0.disks.create(&image, bytes)?;
-        Ok(Disk::Image(image))
+    /// Why gVisor has no guest to run, if so. What lives is still looked after.
+    pub(crate) fn no_gvisor_guest(&self) -> Option<&str> {
+        self.0.launcher.ready().no_gvisor_guest.as_deref()
     }
 
-    pub(crate) fn rootfs(&self, spec: &SandboxSpec, disk: Disk, uid_base: u32) -> Rootfs {
-        match spec.template {
-            Template::Host => Rootfs {
-                stage: self.0.dir.join("stage"),
-                skeleton: self.skeleton(),
-                layers: self.0.layers.clone(),
-                disk,
-                // Half: what is kept in it cannot be freed by ending processes.
-                shm_bytes: shm_bytes(&spec.limits),
-                uid_base,
-                idmap: self.0.idmap,
-            },
+    pub(crate) fn guest_socket(&self, kind: Kind, id: &SandboxId) -> PathBuf {
+        sandboxes::socket(&self.0.dir, kind, id)
+    }
+
+    /// Has gVisor tried out, unless what is installed worked before. Blocks.
+    pub(crate) fn try_gvisor(&self, platform: Platform) -> Result<(), DriverError> {
+        self.ask_now(&Request::TryGvisor { platform }).map(drop)
+    }
+
+    /// Makes a sandbox.
+    pub(crate) async fn launch(
+        &self,
+        kind: Kind,
+        spec: &SandboxSpec,
+        platform: Platform,
+    ) -> Result<Box<dyn Sandbox>, DriverError> {
+        let (id, spec) = (spec.id.clone(), spec.clone());
+        let request = Request::Launch {
+            kind,
+            spec,
+            platform,
+        };
+        let sandbox = self.sandbox(kind, id, self.ask(request).await?)?;
+        sandbox.ok_or(DriverError::LauncherGone)
+    }
+
+    /// Finds one of an earlier server again; none when it is dead.
+    pub(crate) async fn adopt(
+        &self,
+        kind: Kind,
+        id: &SandboxId,
+    ) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
+        let id = id.clone();
+        let request = Request::Adopt {
+            kind,
+            id: id.clone(),
+        };
+        self.sandbox(kind, id, self.ask(request).await?)
+    }
+
+    /// Removes every trace of those that are not in `keep`.
+    pub(crate) async fn sweep(
+        &self,
+        kind: Kind,
+        keep: &HashSet<SandboxId>,
+    ) -> Result<Vec<SandboxId>, DriverError> {
+        let mut swept = Vec::new();
+        let mut failed = None;
+        let mut after = None;
+        loop {
+            let (answer, _) = self.ask(Request::List { kind, after }).await?;
+            let Answer::Ids(ids) = answer else {
+                return Err(DriverError::LauncherGone);
+            };
+            let full = ids.len() == LIST_IDS_MAX;
+            after = ids.last().cloned();
+            for id in ids.into_iter().filter(|id| !keep.contains(id)) {
+                let removed = self.ask(Request::Remove {
+                    kind,
+                    id: id.clone(),
+                });
+                failed = removed.await.err().or(failed);
+                swept.push(id);
+            }
+            if !full {
+                return failed.map_or(Ok(swept), Err);
+            }
         }
     }
 
-    fn skeleton(&self) -> PathBuf {
-        self.0.dir.join("templates/host")
+    fn sandbox(
+        &self,
+        kind: Kind,
+        id: SandboxId,
+        (answer, fds): (Answer, Vec<OwnedFd>),
+    ) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
+        let Answer::Sandbox {
+            memory_events,
+            pids_events,
+        } = answer
+        else {
+            return Ok(None);
+        };
+        let machine = self.clone();
+        let sandbox = LocalSandbox::new(machine, kind, id, memory_events, pids_events, fds)?;
+        Ok(Some(Box::new(sandbox)))
+    }
+
+    async fn ask(&self, request: Request) -> Result<(Answer, Vec<OwnedFd>), DriverError> {
+        let own = self.clone();
+        blocking(move || own.ask_now(&request)).await
+    }
+
+    fn ask_now(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), DriverError> {
+        self.0.launcher.ask(request)
+    }
+
+    fn tell(&self, request: &Request) -> Result<(), DriverError> {
+        self.0.launcher.tell(request)
     }
 }
 
@@ -210,7 +254,7 @@ pub(crate) fn make_private_dir(path: &Path) -> Result<(), DriverError> {
 }
 
 /// Runs what blocks off the runtime's own threads.
-pub(crate) async fn blocking<T: Send + 'static>(
+async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DriverError> + Send + 'static,
 ) -> Result<T, DriverError> {
     match tokio::task::spawn_blocking(work).await {

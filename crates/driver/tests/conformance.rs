@@ -2,7 +2,7 @@
 //! binaries: `cargo xtask test -p k8e-driver`. A driver that does not work here fails.
 
 use k8e_driver::{Driver, GvisorDriver, Machine, MachineConfig, NativeDriver, Platform, Probe};
-use k8e_model::SandboxId;
+use k8e_model::{Limits, SandboxId};
 use k8e_testkit::conformance::Subject;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -53,11 +53,19 @@ impl Subject for Local {
                 .expect("a lock file")
                 .into(),
             memory_disks: false,
+            limits_max: Limits {
+                memory_bytes: 64 << 30,
+                cpu_millis: 64_000,
+                pids: 1 << 20,
+                disk_bytes: 1 << 40,
+            },
+            server_gid: 0,
+            socket: None,
         })
         .expect("the machine can be used");
         let driver: Arc<dyn Driver> = match self.kind {
-            "native" => Arc::new(NativeDriver::start(&machine).expect("it starts")),
-            _ => Arc::new(GvisorDriver::start(&machine, Platform::Systrap).expect("it starts")),
+            "native" => Arc::new(NativeDriver::start(&machine)),
+            _ => Arc::new(GvisorDriver::start(&machine, Platform::Systrap)),
         };
         match driver.probe() {
             Probe::Usable { .. } => driver,

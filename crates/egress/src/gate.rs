@@ -2,12 +2,11 @@
 
 use crate::dns::{self, Resolver};
 use crate::journal::FlowStream;
-use crate::netns::Worker;
+use crate::netns::Sockets;
 use crate::ward::{Limits, Policy, Ward};
 use crate::{EgressError, metrics, tcp, udp};
 use k8e_model::UnixMillis;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::net::{TcpListener, UdpSocket};
@@ -26,7 +25,6 @@ pub struct Config {
 
 /// Makes gates.
 pub struct Egress {
-    worker: Worker,
     resolver: Arc<Resolver>,
     limits: Limits,
 }
@@ -47,31 +45,25 @@ impl std::fmt::Debug for Egress {
 
 impl Egress {
     /// Ready to make gates.
-    ///
-    /// # Errors
-    ///
-    /// When a thread cannot be started.
-    pub fn start(config: Config) -> Result<Self, EgressError> {
+    #[must_use]
+    pub fn start(config: Config) -> Self {
         metrics::describe();
-        let worker = Worker::start().map_err(EgressError::step("start a thread"))?;
-        Ok(Self {
-            worker,
+        Self {
             resolver: Arc::new(Resolver::new(config.upstreams)),
             limits: Limits {
                 connections: config.connections_max,
                 bandwidth: config.bandwidth,
             },
-        })
+        }
     }
 
-    /// Listens in the namespace of a sandbox that was wired for it ([`crate::wire`]). Nothing
-    /// passes until the gate is told a policy.
+    /// Serves the sockets in the namespace of a sandbox that was wired for it ([`crate::wire`]).
+    /// Nothing passes until the gate is told a policy.
     ///
     /// # Errors
     ///
-    /// When the sockets cannot be made, or somebody inside has taken their places.
-    pub async fn attach(&self, namespace: OwnedFd) -> Result<Gate, EgressError> {
-        let sockets = self.worker.sockets(namespace).await?;
+    /// When the sockets cannot be watched.
+    pub fn attach(&self, sockets: Sockets) -> Result<Gate, EgressError> {
         let ward = Arc::new(Ward::new(Arc::clone(&self.resolver), self.limits));
         let step = || EgressError::step("watch the sandbox's network");
         let dns_udp = UdpSocket::from_std(sockets.dns_udp).map_err(step())?;

@@ -1,7 +1,7 @@
 //! What a sandbox may reach, made real.
 //!
 //! The network namespace of a sandbox has no way out: no interface of it leads anywhere
-//! ([`wire`]). Whatever is sent in it, to whatever address, the kernel hands to sockets that this
+//! ([`wire`]). Whatever is sent in it, to whatever address, the kernel hands to [`Sockets`] that this
 //! process holds *inside* that namespace: the sandbox's [`Gate`]. The gate answers DNS for names
 //! that are allowed (`dns`), reads from each connection for whom it is meant (`tcp`), and makes
 //! the real connection itself, from the host's side, if the policy allows it.
@@ -33,4 +33,5 @@ pub mod fuzzing {
 pub use error::EgressError;
 pub use gate::{Config, Egress, Gate};
 pub use journal::FlowStream;
+pub use netns::Sockets;
 pub use ward::Policy;

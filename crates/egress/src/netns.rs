@@ -1,76 +1,71 @@
-//! Sockets in somebody else's network namespace.
+//! The listening sockets of a gate, opened inside a sandbox's network namespace.
 //!
-//! A socket belongs to the namespace of the thread that made it, for as long as it lives. So one
-//! thread, which does nothing else, goes into a sandbox's namespace, makes the sockets, and goes on
-//! to the next.
+//! A socket belongs to the namespace of the thread that made it, for as long as it lives. So a
+//! process with the right to do so goes into the namespace, makes the sockets ([`Sockets::open_in`])
+//! and hands them to the server as descriptors; nobody else needs any right over the namespace.
 
-use crate::EgressError;
 use crate::sys;
 use crate::wire::{DNS_PORT, GATE_PORT, GATEWAY};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddrV4, TcpListener, UdpSocket};
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::mpsc;
-use tokio::sync::oneshot;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 /// What a program may have waiting: more than it may have open.
 const BACKLOG: i32 = 1024;
 
-/// Goes into namespaces.
-pub(crate) struct Worker(mpsc::Sender<Job>);
-
 /// Everything a gate listens on. Ready for tokio: they do not block.
-pub(crate) struct Sockets {
+#[derive(Debug)]
+pub struct Sockets {
     pub(crate) dns_udp: UdpSocket,
     pub(crate) dns_tcp: TcpListener,
     pub(crate) tcp: TcpListener,
     pub(crate) udp: UdpSocket,
 }
 
-struct Job {
-    namespace: OwnedFd,
-    done: oneshot::Sender<io::Result<Sockets>>,
-}
+// === impl Sockets ===
 
-// === impl Worker ===
-
-impl Worker {
-    pub(crate) fn start() -> io::Result<Self> {
-        let (jobs, inbox) = mpsc::channel::<Job>();
-        std::thread::Builder::new()
-            .name("egress-netns".to_owned())
-            .spawn(move || {
-                for job in inbox {
-                    // Whoever asked may have gone.
-                    let _ = job.done.send(enter(&job.namespace));
-                }
-            })?;
-        Ok(Self(jobs))
+impl Sockets {
+    /// Moves the calling thread into `namespace`, where it stays, and opens them there.
+    ///
+    /// # Errors
+    ///
+    /// When the sockets cannot be made, or a program inside has taken their ports.
+    pub fn open_in(namespace: BorrowedFd<'_>) -> io::Result<Self> {
+        move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
+        let udp = bind(Type::DGRAM, Protocol::UDP, GATE_PORT)?;
+        sys::tell_original_destination(udp.as_fd())?;
+        Ok(Self {
+            dns_udp: bind(Type::DGRAM, Protocol::UDP, DNS_PORT)?.into(),
+            dns_tcp: listen(DNS_PORT)?,
+            tcp: listen(GATE_PORT)?,
+            udp: udp.into(),
+        })
     }
 
-    pub(crate) async fn sockets(&self, namespace: OwnedFd) -> Result<Sockets, EgressError> {
-        let (done, sockets) = oneshot::channel();
-        let job = Job { namespace, done };
-        self.0.send(job).map_err(|_| EgressError::NoWorker)?;
-        let sockets = sockets.await.map_err(|_| EgressError::NoWorker)?;
-        sockets.map_err(EgressError::step(
-            "listen in the sandbox's network namespace",
-        ))
+    /// To hand to another process, which puts them together with [`Sockets::from_descriptors`].
+    #[must_use]
+    pub fn into_descriptors(self) -> [OwnedFd; 4] {
+        [
+            self.dns_udp.into(),
+            self.dns_tcp.into(),
+            self.tcp.into(),
+            self.udp.into(),
+        ]
     }
-}
 
-fn enter(namespace: &OwnedFd) -> io::Result<Sockets> {
-    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-    let udp = bind(Type::DGRAM, Protocol::UDP, GATE_PORT)?;
-    sys::tell_original_destination(udp.as_fd())?;
-    Ok(Sockets {
-        dns_udp: bind(Type::DGRAM, Protocol::UDP, DNS_PORT)?.into(),
-        dns_tcp: listen(DNS_PORT)?,
-        tcp: listen(GATE_PORT)?,
-        udp: udp.into(),
-    })
+    /// From those of [`Sockets::into_descriptors`], in that order; none when there are not four.
+    #[must_use]
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let [dns_udp, dns_tcp, tcp, udp] = <[OwnedFd; 4]>::try_from(descriptors).ok()?;
+        Some(Self {
+            dns_udp: dns_udp.into(),
+            dns_tcp: dns_tcp.into(),
+            tcp: tcp.into(),
+            udp: udp.into(),
+        })
+    }
 }
 
 fn listen(port: u16) -> io::Result<TcpListener> {
@@ -106,7 +101,10 @@ mod tests {
                 sys::new_namespace().expect("this test makes a network namespace: run it as root");
                 wire::shared_kernel().unwrap();
                 let namespace = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
-                test(enter(&namespace.into()).unwrap())
+                let opened = Sockets::open_in(namespace.as_fd()).unwrap();
+                // As if they had come from another process.
+                let handed = opened.into_descriptors().into();
+                test(Sockets::from_descriptors(handed).unwrap())
             });
             inside.join().unwrap()
         })
@@ -197,7 +195,7 @@ mod tests {
                 wire::card().unwrap();
                 wire::connect_card().unwrap();
                 let namespace = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
-                enter(&namespace.into()).unwrap();
+                Sockets::open_in(namespace.as_fd()).unwrap();
             });
             inside.join().unwrap();
         });

@@ -25,10 +25,10 @@ pub(crate) async fn attach(
     let Some(gates) = gates else {
         return Ok(None);
     };
-    let Some(namespace) = sandbox.network().map_err(Error::Launch)? else {
+    let Some(sockets) = sandbox.network().await.map_err(Error::Launch)? else {
         return Ok(None);
     };
-    let gate = gates.attach(namespace).await.map_err(Error::Network)?;
+    let gate = gates.attach(sockets).map_err(Error::Network)?;
     Ok(Some(Arc::new(gate)))
 }
 

@@ -69,11 +69,9 @@ struct View {
 // === impl AdminDoor ===
 
 impl AdminDoor {
-    pub(crate) async fn bind(admin: Admin) -> Result<Self, Error> {
+    pub(crate) fn open(admin: Admin, listener: std::net::TcpListener) -> Result<Self, Error> {
         let Admin { address, metrics } = admin;
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|source| Error::MetricsListen { address, source })?;
+        let listener = TcpListener::from_std(listener).map_err(Error::Reactor)?;
         Ok(Self {
             address: listener.local_addr().unwrap_or(address),
             listener,

@@ -20,6 +20,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A listening socket could not be watched.
+    #[error("cannot watch a listening socket")]
+    Reactor(#[source] io::Error),
     /// The address that was asked for is not to be had.
     #[error("cannot listen on {address}: choose another address with --listen, or --listen none")]
     Listen {
@@ -97,6 +100,7 @@ impl Error {
             Self::Socket { .. }
             | Self::CertificateFile { .. }
             | Self::Certificate { .. }
+            | Self::Reactor(_)
             | Self::Reflection(_)
             | Self::Serve(_)
             | Self::Metrics(_) => Code::Internal,

@@ -85,22 +85,14 @@ struct View {
 // === impl ExposeDoor ===
 
 impl ExposeDoor {
-    /// None when the address is taken that nobody asked for. `name` is what others call this machine.
-    pub(crate) async fn bind(expose: &Expose, name: Option<&str>) -> Result<Option<Self>, Error> {
-        let address = expose.address;
-        let listener = match TcpListener::bind(address).await {
-            Ok(listener) => listener,
-            Err(source) if expose.required => {
-                return Err(Error::ExposeListen { address, source });
-            }
-            Err(source) => {
-                tracing::warn!(
-                    "cannot listen on {address}: {source}; services cannot be exposed. Choose an address with --expose-listen"
-                );
-                return Ok(None);
-            }
-        };
-        let address = listener.local_addr().unwrap_or(address);
+    /// `name` is what others call this machine.
+    pub(crate) fn open(
+        expose: &Expose,
+        listener: std::net::TcpListener,
+        name: Option<&str>,
+    ) -> Result<Self, Error> {
+        let listener = TcpListener::from_std(listener).map_err(Error::Reactor)?;
+        let address = listener.local_addr().unwrap_or(expose.address);
         let base = match &expose.base_url {
             Some(base) => base.clone(),
             None => BaseUrl::of(address, name),
@@ -110,11 +102,11 @@ impl ExposeDoor {
                 "exposed services are on {address} without TLS: tokens can be read on the way. Put a proxy with TLS in front and name it with --expose-base-url"
             );
         }
-        Ok(Some(Self {
+        Ok(Self {
             listener,
             address,
             base,
-        }))
+        })
     }
 
     /// How visitors get here.

@@ -16,6 +16,7 @@ mod expose;
 mod grpc;
 mod limit;
 mod listen;
+mod listeners;
 mod metrics;
 mod rotate;
 mod secure;
@@ -32,6 +33,7 @@ pub use auth::peer::group_id;
 pub use error::Error;
 pub use expose::{BaseUrl, Expose};
 pub use limit::{Rate, RateLimits};
+pub use listeners::Listeners;
 pub use metrics::Metrics;
 
 use admin::AdminDoor;
@@ -115,7 +117,6 @@ pub struct Tcp {
 /// The doors, open but not served yet.
 pub struct Gateway {
     sessions: Sessions,
-    socket: PathBuf,
     group: String,
     rate_limits: RateLimits,
     unix: UnixListener,
@@ -135,30 +136,29 @@ struct TcpDoor {
 // === impl Gateway ===
 
 impl Gateway {
-    /// Opens the doors. From here on clients can connect, and wait for [`Gateway::serve`].
-    pub async fn bind(config: Config, sessions: Sessions) -> Result<Self, Error> {
-        let tcp = match config.tcp {
-            Some(tcp) => bind_tcp(tcp, &config).await?,
-            None => None,
+    /// Makes ready to serve on `listeners`, which were bound with the same configuration.
+    pub fn open(config: Config, listeners: Listeners, sessions: Sessions) -> Result<Self, Error> {
+        let tcp = match (config.tcp, listeners.tcp) {
+            (Some(tcp), Some(listener)) => Some(open_tcp(tcp, listener, &config)?),
+            _ => None,
         };
-        let admin = match config.admin {
-            Some(admin) => Some(AdminDoor::bind(admin).await?),
-            None => None,
+        let admin = match (config.admin, listeners.admin) {
+            (Some(admin), Some(listener)) => Some(AdminDoor::open(admin, listener)?),
+            _ => None,
         };
-        let expose = match &config.expose {
-            Some(expose) => {
+        let expose = match (&config.expose, listeners.expose) {
+            (Some(expose), Some(listener)) => {
                 let name = config.tls_names.first().map(String::as_str);
-                ExposeDoor::bind(expose, name).await?
+                Some(ExposeDoor::open(expose, listener, name)?)
             }
-            None => None,
+            _ => None,
         };
         if let Some(door) = &expose {
             sessions.serve_exposed_at(door.base_url());
         }
-        let unix = socket::bind(&config.socket, &config.socket_group)?;
+        let unix = UnixListener::from_std(listeners.unix).map_err(Error::Reactor)?;
         Ok(Self {
             sessions,
-            socket: config.socket,
             group: config.socket_group,
             rate_limits: config.rate_limits,
             unix,
@@ -213,14 +213,11 @@ impl Gateway {
             }
         };
         // Whoever watches sees the others drain, and visitors stay until they have.
-        let result = tokio::select! {
+        tokio::select! {
             result = drained(doors, shutdown, &stop) => result,
             () = admin => Ok(()),
             () = expose => Ok(()),
-        };
-        // We hold the data directory: nobody else has put a socket here meanwhile.
-        let _ = std::fs::remove_file(&self.socket);
-        result
+        }
     }
 }
 
@@ -244,33 +241,18 @@ async fn drained(
     }
 }
 
-async fn bind_tcp(tcp: Tcp, config: &Config) -> Result<Option<TcpDoor>, Error> {
-    let listener = match TcpListener::bind(tcp.address).await {
-        Ok(listener) => listener,
-        Err(source) if tcp.required => {
-            return Err(Error::Listen {
-                address: tcp.address,
-                source,
-            });
-        }
-        Err(source) => {
-            tracing::warn!(
-                "cannot listen on {}: {source}; going on with the socket only. Choose an address with --listen",
-                tcp.address
-            );
-            return Ok(None);
-        }
-    };
+fn open_tcp(tcp: Tcp, listener: std::net::TcpListener, config: &Config) -> Result<TcpDoor, Error> {
+    let listener = TcpListener::from_std(listener).map_err(Error::Reactor)?;
     let address = listener.local_addr().unwrap_or(tcp.address);
     let names = Names::new(&config.tls_names)?;
     let tls = Arc::new(Tls::open(&config.tls_dir, &names.now())?);
-    Ok(Some(TcpDoor {
+    Ok(TcpDoor {
         listener,
         address,
         tls,
         names,
         check_every: config.tls_check_every,
-    }))
+    })
 }
 
 async fn serve_unix(

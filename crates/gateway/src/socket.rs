@@ -6,8 +6,8 @@ use rustix::fs::{Gid, Mode, OFlags};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use tokio::net::UnixListener;
 
 /// Listens on `path`, which a dead server may have left behind.
 ///
@@ -35,6 +35,7 @@ pub(crate) fn bind(path: &Path, group: &str) -> Result<UnixListener, Error> {
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(mode))
         .map_err(failed("chmod"))?;
     std::fs::rename(&new, place.name("")).map_err(failed("rename"))?;
+    listener.set_nonblocking(true).map_err(failed("set up"))?;
     Ok(listener)
 }
 

@@ -1,4 +1,5 @@
-//! `k8e server`: lock, driver, store, engine, doors; then wait for a signal, drain, and leave.
+//! `k8e server`: lock, launcher, listening sockets; give up root; store, engine, doors; then wait for a
+//! signal, drain, and leave.
 //!
 //! Sandboxes outlive the server: the next one finds them again.
 
@@ -9,6 +10,7 @@ mod error;
 mod lock;
 mod process;
 mod runtimes;
+mod user;
 
 pub(crate) use args::{LONG_ABOUT, ServerArgs};
 
@@ -17,7 +19,7 @@ use error::Error;
 use k8e_cli::Globals;
 use k8e_driver::{Driver, Machine, MachineConfig};
 use k8e_engine::Sessions;
-use k8e_gateway::{Admin, Gateway, Metrics};
+use k8e_gateway::{Admin, Gateway, Listeners, Metrics};
 use k8e_model::EgressPolicy;
 use k8e_store::Store;
 use std::path::PathBuf;
@@ -25,6 +27,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use user::ServerUser;
 
 /// The agent inside every sandbox; empty when it was not built.
 pub(crate) static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.bin"));
@@ -44,7 +47,7 @@ pub(crate) fn run(globals: &Globals, args: ServerArgs) -> ExitCode {
 
 fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
     process::check(GUEST)?;
-    let config = args.config(globals)?;
+    let mut config = args.config(globals)?;
     if config.egress.allowed == EgressPolicy::All {
         tracing::warn!(
             "--allowed-hosts all: a session that does not say can send what it reads anywhere"
@@ -56,37 +59,9 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
     let _lock = lock
         .try_clone()
         .map_err(|source| data_dir.failed("lock", source))?;
-
-    // Before the runtime: the launcher must be forked while there is one thread.
-    let machine = Machine::start(MachineConfig {
-        data_dir: data_dir.path().to_owned(),
-        guest: GUEST.to_vec(),
-        launcher: PathBuf::from("/proc/self/exe"),
-        lock,
-        memory_disks: config.memory_disks,
-    })
-    .map_err(Error::Driver)?;
-    let drivers = runtimes::start(&machine, &config)?;
-    // After the launcher: sandboxes shall not have our number of descriptors.
-    crate::descriptors::raise_limit();
-
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Error::Runtime)?;
-    let result = runtime.block_on(serve_until_signal(config, &data_dir, drivers));
-    runtime.shutdown_timeout(RUNTIME_SHUTDOWN_WITHIN);
-    result
-}
-
-async fn serve_until_signal(
-    mut config: args::Config,
-    data_dir: &DataDir,
-    drivers: Vec<Arc<dyn Driver>>,
-) -> Result<(), Error> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
-
+    let user = ServerUser::of(&data_dir);
+    data_dir.give_to(&user)?;
+    config.egress.find_upstreams();
     // First: who is built after it is measured.
     config.gateway.admin = match config.metrics_listen {
         Some(address) => {
@@ -95,16 +70,55 @@ async fn serve_until_signal(
         }
         None => None,
     };
-    let store = Store::open(data_dir.path()).await.map_err(Error::Store)?;
+    let listeners = Listeners::bind(&config.gateway).map_err(Error::Gateway)?;
+
+    let machine = Machine::start(MachineConfig {
+        data_dir: data_dir.path().to_owned(),
+        guest: GUEST.to_vec(),
+        launcher: PathBuf::from("/proc/self/exe"),
+        lock,
+        memory_disks: config.memory_disks,
+        limits_max: config.engine.limits_max,
+        server_gid: user.gid,
+        socket: Some(config.gateway.socket.clone()),
+    })
+    .map_err(Error::Driver)?;
+    let drivers = runtimes::start(&machine, &config)?;
+    // After the launcher: sandboxes shall not have our number of descriptors.
+    crate::descriptors::raise_limit();
+    // From here on nothing is root but the launcher. Before the runtime: there is one thread yet.
+    user.become_it(&data_dir)?;
+
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(Error::Runtime)?;
+    let result = runtime.block_on(serve_until_signal(config, &data_dir, drivers, listeners));
+    runtime.shutdown_timeout(RUNTIME_SHUTDOWN_WITHIN);
+    if let Err(error) = machine.remove_socket() {
+        tracing::warn!("{error}");
+    }
+    result
+}
+
+async fn serve_until_signal(
+    mut config: args::Config,
+    data_dir: &DataDir,
+    drivers: Vec<Arc<dyn Driver>>,
+    listeners: Listeners,
+) -> Result<(), Error> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
+
+    let store = Store::open(&data_dir.store()).await.map_err(Error::Store)?;
     config.engine.denied = config.egress.denied.clone();
-    config.engine.gates = Some(Arc::new(config.egress.start()?));
+    config.engine.gates = Some(Arc::new(config.egress.start()));
     let sessions = Sessions::start(config.engine, store, drivers)
         .await
         .map_err(Error::Engine)?;
     let socket = config.gateway.socket.clone();
-    let gateway = Gateway::bind(config.gateway, sessions.clone())
-        .await
-        .map_err(Error::Gateway)?;
+    let gateway =
+        Gateway::open(config.gateway, listeners, sessions.clone()).map_err(Error::Gateway)?;
     let tcp = gateway
         .tcp_address()
         .map(|address| format!(" and https://{address}"));

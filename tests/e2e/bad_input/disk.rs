@@ -1,7 +1,7 @@
 //! A full disk and a read-only one.
 
 use super::refused;
-use k8e_e2e::{Ran, Server, binary};
+use k8e_e2e::{Ran, Server, binary, passable_tempdir};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,10 +13,7 @@ struct Disk(tempfile::TempDir);
 
 impl Disk {
     fn new(megabytes: u32) -> Self {
-        let dir = tempfile::Builder::new()
-            .prefix("k8e-disk-")
-            .tempdir()
-            .expect("a temporary directory");
+        let dir = passable_tempdir("k8e-disk-");
         let disk = Self(dir);
         disk.mount(&format!("size={megabytes}m"));
         disk

@@ -4,6 +4,7 @@ use super::refused;
 use k8e_e2e::{Ran, Server, Session};
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -27,6 +28,8 @@ impl FakeGuest {
         let real = socket.with_extension("real");
         std::fs::rename(socket, &real).expect("the guest's socket");
         let listener = UnixListener::bind(socket).expect("a socket in its place");
+        // The server is not root.
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666)).expect("ours");
         let taken: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
         let taken_here = Arc::clone(&taken);
         // Ends with the test: it holds nothing but descriptors.

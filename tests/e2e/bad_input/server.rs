@@ -1,6 +1,6 @@
 //! Servers that get in each other's way, and what dead ones leave behind.
 
-use k8e_e2e::{Server, binary};
+use k8e_e2e::{Server, binary, passable_tempdir};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -60,7 +60,7 @@ fn a_second_server_on_the_same_directory() {
 
 #[test]
 fn what_a_dead_server_left() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = passable_tempdir("k8e-left-");
     let data = dir.path().join("data");
     std::fs::create_dir(&data).unwrap();
     for (lock, socket) in [
@@ -105,7 +105,7 @@ fn what_a_dead_server_left() {
 
 #[test]
 fn a_data_directory_deeper_than_a_sockets_address() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = passable_tempdir("k8e-deep-");
     let data = dir
         .path()
         .join("deep-".repeat(20))

@@ -138,13 +138,21 @@ fn nothing_is_left_of_sessions_that_are_over() {
     }
 }
 
-/// How many the server and its launcher have open.
+/// How many the server and the processes of its launcher have open.
 fn descriptors(pid: u32) -> usize {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let children = children.unwrap_or_default();
-    let children = children
-        .split_whitespace()
-        .filter_map(|pid| pid.parse().ok());
+    let children = |pid: u32| -> Vec<u32> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let text = text.unwrap_or_default();
+        text.split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect()
+    };
+    let keepers = children(pid);
+    let workers = keepers.iter().flat_map(|keeper| children(*keeper));
+    let all: Vec<u32> = std::iter::once(pid)
+        .chain(keepers.iter().copied())
+        .chain(workers)
+        .collect();
     let count = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-    std::iter::once(pid).chain(children).map(count).sum()
+    all.into_iter().map(count).sum()
 }

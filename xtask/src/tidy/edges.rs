@@ -9,6 +9,7 @@ const OURS: &[(&str, &[&str])] = &[
         "k8e",
         &[
             "k8e-cli",
+            "k8e-confine",
             "k8e-gateway",
             "k8e-operator",
             "k8e-engine",
@@ -37,6 +38,7 @@ const OURS: &[(&str, &[&str])] = &[
     ("k8e-runtime", &["k8e-guest", "k8e-wire"]),
     ("k8e-guest", &["k8e-wire"]),
     ("k8e-operator", &[]),
+    ("k8e-confine", &[]),
     ("k8e-wire", &[]),
     ("k8e-model", &[]),
 ];

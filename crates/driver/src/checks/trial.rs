@@ -62,15 +62,18 @@ fn try_all(subject: Subject) -> Result<Vec<Check>, DriverError> {
             .map_err(DriverError::step("make", lock.display().to_string()))?
             .into(),
         memory_disks: false,
+        limits_max: Limits::default(),
+        server_gid: rustix::process::getgid().as_raw(),
+        socket: None,
     })?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(DriverError::step("start", "a runtime"))?;
-    let native = NativeDriver::start(&machine)
-        .and_then(|driver| runtime.block_on(try_one(&driver)).map(|()| driver.probe()));
+    let driver = NativeDriver::start(&machine);
+    let native = runtime.block_on(try_one(&driver)).map(|()| driver.probe());
     // Trying it out is how it finds out whether it works.
-    let gvisor = GvisorDriver::start(&machine, Platform::default()).map(|driver| driver.probe());
+    let gvisor = Ok(GvisorDriver::start(&machine, Platform::default()).probe());
     let runsc = runsc_found().unwrap_or_default();
     Ok(vec![
         verdict(RuntimeKind::Gvisor, &runsc, gvisor),

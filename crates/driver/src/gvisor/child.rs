@@ -7,8 +7,8 @@
 
 use super::bundle::{GUEST, ROOT, SHARED};
 use crate::DriverError;
+use crate::local::birth::Report;
 use crate::local::cgroup::Join;
-use crate::local::launcher::Told;
 use crate::local::launcher::pidfd_of;
 use crate::local::rootfs::{Rootfs, attach, clone_mount, make_dir};
 use crate::local::sys;
@@ -71,7 +71,7 @@ pub(crate) struct Setup {
 }
 
 /// Makes the sandbox; runs in a process of its own.
-pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Told, DriverError> {
+pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Report, DriverError> {
     // Before the rest: what is left of a launch that dies is found by its group.
     setup.join.enter()?;
     // runsc waits for its children, which nobody can who ignores them.
@@ -94,7 +94,7 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Told, DriverE
         return Err(step()(io::Error::other(why(status))));
     }
     match setup.task {
-        Task::SelfTest => Ok(Told::Works),
+        Task::SelfTest => Ok(Report::Works),
         Task::Serve => {
             if setup.network {
                 wire::connect_card().map_err(wiring)?;
@@ -105,7 +105,7 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Told, DriverE
                 .parse()
                 .map_err(io::Error::other)
                 .map_err(step())?;
-            Ok(Told::Running { pid })
+            Ok(Report::Running { pid })
         }
     }
 }

@@ -38,7 +38,7 @@ pub enum Platform {
 
 /// One build of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Runsc {
+pub(crate) struct Runsc {
     pub(super) path: PathBuf,
     modified_ns: i128,
     bytes: u64,

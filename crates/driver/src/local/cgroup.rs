@@ -12,7 +12,6 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 /// The kernel's own default; shorter wakes more often, longer makes pauses felt.
@@ -65,9 +64,26 @@ pub(crate) enum Join {
 pub(crate) struct Cgroup {
     version: Version,
     dirs: Vec<PathBuf>,
-    /// Files that count how often limits were hit, kept open: they are read before and after every
-    /// command. None once it is clear that they are not there.
-    events: OnceLock<[Option<File>; 2]>,
+}
+
+/// Files that count how often limits were hit, kept open by the server: they are read before and
+/// after every command. None where the kernel has no such file.
+#[derive(Debug)]
+pub(crate) struct LimitCounters {
+    pub(crate) memory: Option<File>,
+    pub(crate) pids: Option<File>,
+}
+
+// === impl LimitCounters ===
+
+impl LimitCounters {
+    /// How often limits were hit.
+    pub(crate) fn read(&self) -> LimitEvents {
+        LimitEvents {
+            oom_kills: counter(self.memory.as_ref(), "oom_kill"),
+            pids_refused: counter(self.pids.as_ref(), "max"),
+        }
+    }
 }
 
 // === impl Join ===
@@ -116,7 +132,6 @@ impl Cgroups {
                 .iter()
                 .map(|parent| parent.join(id.as_str()))
                 .collect(),
-            events: OnceLock::new(),
         }
     }
 
@@ -263,20 +278,17 @@ impl Cgroup {
         pids.lines().any(|line| line.parse() == Ok(pid))
     }
 
-    /// How often limits were hit.
-    pub(crate) fn limit_events(&self) -> LimitEvents {
-        let [memory, pids] = self.events.get_or_init(|| {
-            let (memory, pids) = match (self.version, self.dirs.as_slice()) {
-                (Version::V1, [memory, _, pids, ..]) => {
-                    (memory.join("memory.oom_control"), pids.join("pids.events"))
-                }
-                (_, dirs) => (dirs[0].join("memory.events"), dirs[0].join("pids.events")),
-            };
-            [memory, pids].map(|path| File::open(path).ok())
-        });
-        LimitEvents {
-            oom_kills: counter(memory.as_ref(), "oom_kill"),
-            pids_refused: counter(pids.as_ref(), "max"),
+    /// The files of [`LimitCounters`].
+    pub(crate) fn counters(&self) -> LimitCounters {
+        let (memory, pids) = match (self.version, self.dirs.as_slice()) {
+            (Version::V1, [memory, _, pids, ..]) => {
+                (memory.join("memory.oom_control"), pids.join("pids.events"))
+            }
+            (_, dirs) => (dirs[0].join("memory.events"), dirs[0].join("pids.events")),
+        };
+        LimitCounters {
+            memory: File::open(memory).ok(),
+            pids: File::open(pids).ok(),
         }
     }
 
@@ -471,7 +483,6 @@ mod tests {
         let group = |version, dirs: usize| Cgroup {
             version,
             dirs: vec![dir.path().to_owned(); dirs],
-            events: OnceLock::new(),
         };
         let v2 = group(Version::V2, 1);
         put("cgroup.events", "populated 1\nfrozen 1\n");
@@ -515,7 +526,6 @@ mod tests {
         let v2 = Cgroup {
             version: Version::V2,
             dirs: vec![dir.path().to_owned()],
-            events: OnceLock::new(),
         };
         v2.create(&limits).unwrap();
         assert_eq!(
@@ -534,7 +544,7 @@ mod tests {
         .unwrap();
         fs::write(dir.path().join("pids.events"), "max 5\n").unwrap();
         assert_eq!(
-            v2.limit_events(),
+            v2.counters().read(),
             LimitEvents {
                 oom_kills: 2,
                 pids_refused: 5
@@ -544,7 +554,6 @@ mod tests {
         let v1 = Cgroup {
             version: Version::V1,
             dirs: vec![dir.path().to_owned(); 3],
-            events: OnceLock::new(),
         };
         v1.create(&limits).unwrap();
         assert_eq!(read("memory.limit_in_bytes"), "67108864");

@@ -1,19 +1,18 @@
 //! The writable layer: a sparse ext4 image per sandbox, so that its size is a hard limit on any host
 //! file system, removing it is one unlink, and the host never walks a tree that hostile code made.
 //!
-//! An empty file system is made once for each size and kept as the few blocks mkfs wrote; a new
-//! image is a hole with these blocks in it.
+//! An empty file system is made once for each size and kept, as the few blocks mkfs wrote, in a
+//! sparse file; a new image is a hole with these blocks in it.
 
 use super::sys;
 use crate::DriverError;
-use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 /// In the image: the overlays' changes, their scratch space, and what is kept.
 pub(crate) const UPPER: &str = "upper";
@@ -29,20 +28,17 @@ pub(crate) const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
 /// Sizes are rounded up to this: a caller chooses them, and each costs a run of mkfs.
 const SIZE_GRID_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Empty file systems kept in memory, some hundred kilobytes each; the least used goes.
+/// Empty file systems that are kept, some hundred kilobytes each; the one that was not used for
+/// longest goes.
 const TEMPLATES_MAX: usize = 8;
 
-/// Makes images.
+/// What a kept one ends with; its name is its size in bytes.
+const TEMPLATE_EXTENSION: &str = "img";
+
+/// Makes images. Several processes may do so at once.
 #[derive(Debug)]
 pub(crate) struct Disks {
     dir: PathBuf,
-    /// By size, the last used first.
-    templates: Mutex<VecDeque<(u64, Arc<Template>)>>,
-}
-
-#[derive(Debug)]
-struct Template {
-    blocks: Vec<(u64, Vec<u8>)>,
 }
 
 // === impl Disks ===
@@ -51,10 +47,7 @@ impl Disks {
     /// `dir` holds nothing but what is made here.
     pub(crate) fn open(dir: PathBuf) -> Result<Self, DriverError> {
         fs::create_dir_all(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
-        Ok(Self {
-            dir,
-            templates: Mutex::default(),
-        })
+        Ok(Self { dir })
     }
 
     /// Writes a new, empty image of `bytes` to `path`.
@@ -69,11 +62,7 @@ impl Disks {
             .mode(0o600)
             .open(path)
             .map_err(step())?;
-        image.set_len(bytes).map_err(step())?;
-        for (offset, data) in &template.blocks {
-            image.write_all_at(data, *offset).map_err(step())?;
-        }
-        Ok(())
+        copy_blocks(&template, &image, bytes).map_err(step())
     }
 
     fn check_free(&self) -> Result<(), DriverError> {
@@ -90,19 +79,40 @@ impl Disks {
         Ok(())
     }
 
-    fn template(&self, bytes: u64) -> Result<Arc<Template>, DriverError> {
-        // Held while mkfs runs: who asks for the same size meanwhile wants its result.
-        let mut templates = self
-            .templates
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let template = match templates.iter().position(|(size, _)| *size == bytes) {
-            Some(at) => templates.remove(at).expect("it was just found").1,
-            None => Arc::new(make(&self.dir, bytes)?),
-        };
-        templates.push_front((bytes, Arc::clone(&template)));
-        templates.truncate(TEMPLATES_MAX);
-        Ok(template)
+    /// The empty file system of a size, made when there is none.
+    fn template(&self, bytes: u64) -> Result<File, DriverError> {
+        let path = self.dir.join(format!("{bytes}.{TEMPLATE_EXTENSION}"));
+        if let Ok(file) = File::options().read(true).write(true).open(&path) {
+            // The time tells which was not used for longest; one that is off does no harm.
+            let _ = file.set_modified(SystemTime::now());
+            return Ok(file);
+        }
+        self.forget_templates();
+        // Two processes that make the same one do so beside each other; the last one stays.
+        let scratch = tempdir(&self.dir)?;
+        let made = make_in(&scratch, bytes).and_then(|file| {
+            let kept = fs::rename(scratch.join(IMAGE), &path);
+            kept.map_err(DriverError::step("keep", path.display().to_string()))?;
+            Ok(file)
+        });
+        let _ = fs::remove_dir_all(&scratch);
+        made
+    }
+
+    /// Makes room for another one.
+    fn forget_templates(&self) {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let templates = entries.filter_map(|entry| {
+            let path = entry.path();
+            let used = entry.metadata().and_then(|meta| meta.modified()).ok()?;
+            (path.extension()? == TEMPLATE_EXTENSION).then_some((used, path))
+        });
+        let mut templates: Vec<_> = templates.collect();
+        templates.sort();
+        let surplus = (templates.len() + 1).saturating_sub(TEMPLATES_MAX);
+        for (_, path) in templates.into_iter().take(surplus) {
+            let _ = fs::remove_file(path);
+        }
     }
 
     /// Whether an image can be attached here, or why not.
@@ -119,21 +129,28 @@ impl Disks {
     }
 }
 
-fn make(dir: &Path, bytes: u64) -> Result<Template, DriverError> {
-    let scratch = dir.join("mkfs");
-    let _ = fs::remove_dir_all(&scratch);
-    let made = make_in(&scratch, bytes);
-    let _ = fs::remove_dir_all(&scratch);
-    made
+/// A new directory in `dir`.
+fn tempdir(dir: &Path) -> Result<PathBuf, DriverError> {
+    let path = dir.join(format!(
+        "mkfs-{}",
+        rustix::process::getpid().as_raw_nonzero()
+    ));
+    // Of a process that died and had our number.
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir(&path).map_err(DriverError::step("make", path.display().to_string()))?;
+    Ok(path)
 }
 
-fn make_in(scratch: &Path, bytes: u64) -> Result<Template, DriverError> {
+/// In a scratch directory: what is to be kept.
+const IMAGE: &str = "image";
+
+fn make_in(scratch: &Path, bytes: u64) -> Result<File, DriverError> {
     let content = scratch.join("content");
     for sub in [UPPER, WORK, WORKSPACE] {
         let path = content.join(sub);
         fs::create_dir_all(&path).map_err(DriverError::step("make", path.display().to_string()))?;
     }
-    let image = scratch.join("image");
+    let image = scratch.join("mkfs");
     let step = || DriverError::step::<io::Error>("make", image.display().to_string());
     File::create_new(&image)
         .and_then(|file| file.set_len(bytes))
@@ -161,19 +178,28 @@ fn make_in(scratch: &Path, bytes: u64) -> Result<Template, DriverError> {
             said,
         )));
     }
-    read_blocks(&image).map_err(DriverError::step("read", image.display().to_string()))
+    let compact = || -> io::Result<File> {
+        let made = File::open(&image)?;
+        let path = scratch.join(IMAGE);
+        let mut options = File::options();
+        let kept = options.read(true).write(true).create_new(true).open(path)?;
+        copy_blocks(&made, &kept, bytes)?;
+        Ok(kept)
+    };
+    compact().map_err(DriverError::step("read", image.display().to_string()))
 }
 
-fn read_blocks(image: &Path) -> io::Result<Template> {
+/// Makes `to` a file of `bytes` that reads like `from` and has as few blocks as can be.
+fn copy_blocks(from: &File, to: &File, bytes: u64) -> io::Result<()> {
     use rustix::fs::{SeekFrom, seek};
-    let file = File::open(image)?;
-    let (mut blocks, mut total, mut at) = (Vec::new(), 0, 0);
+    to.set_len(bytes)?;
+    let (mut total, mut at) = (0, 0);
     loop {
-        let start = match seek(&file, SeekFrom::Data(at)) {
-            Err(rustix::io::Errno::NXIO) => return Ok(Template { blocks }),
+        let start = match seek(from, SeekFrom::Data(at)) {
+            Err(rustix::io::Errno::NXIO) => return Ok(()),
             start => start?,
         };
-        let end = seek(&file, SeekFrom::Hole(start))?;
+        let end = seek(from, SeekFrom::Hole(start))?;
         total += end - start;
         if total > TEMPLATE_DATA_BYTES_MAX {
             return Err(io::Error::other(
@@ -181,10 +207,10 @@ fn read_blocks(image: &Path) -> io::Result<Template> {
             ));
         }
         let mut data = vec![0; usize::try_from(end - start).map_err(io::Error::other)?];
-        file.read_exact_at(&mut data, start)?;
+        from.read_exact_at(&mut data, start)?;
         // mkfs also writes zeroes; a hole reads the same.
         if data.iter().any(|byte| *byte != 0) {
-            blocks.push((start, data));
+            to.write_all_at(&data, start)?;
         }
         at = end;
     }

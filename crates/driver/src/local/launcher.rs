@@ -1,165 +1,82 @@
-//! The launcher: a small single-threaded process beside the server that makes sandboxes.
+//! The launcher: the root process beside the server that makes sandboxes, and all else that needs root.
 //!
-//! The server has threads and cannot fork safely or fast; the launcher can. It takes one request
-//! at a time, forks the sandbox's first process into its namespaces and answers with its pid; what
-//! that process does next runs in parallel and tells the server over a pipe of its own.
+//! The server has threads and cannot fork safely or fast, parses what strangers and sandboxes send,
+//! and therefore gives up root. The launcher has one thread, and parses nothing but the requests of
+//! [`request`]: it forks the processes that make and remove sandboxes, signals them, writes their
+//! control groups and opens sockets in their network namespaces.
 //!
-//! The launcher holds the data directory's lock together with the server, and so does each child
-//! until it has become a guest: when a new server gets the lock, no launch of the old one is under way.
-//! It ends when the server does.
+//! ```text
+//! server (unprivileged) ──requests──▶ worker (root) ── fork ── builder: makes one sandbox, answers, ends
+//!    ▲                                  ▲     └─ fork ── remover: removes one, answers, ends
+//!    └── a new worker's channel ── keeper (root): starts the worker, and another should that die
+//! ```
+//!
+//! Each request brings a socket for its answer, so requests wait for nobody else's.
+//!
+//! All of them hold the data directory's lock together with the server: when a new server gets the
+//! lock, no launch of the old one is under way. They end when the server does.
 
 mod channel;
-mod process;
+mod confine;
+mod keeper;
+mod worker;
 
-pub use process::launcher_main;
+pub(crate) mod request;
+
+pub use keeper::launcher_main;
 
 use crate::DriverError;
-use crate::gvisor::child::Setup as GvisorSetup;
-use crate::native::child::Setup as NativeSetup;
 use channel::Channel;
+use request::{Answer, Ready, Request, Start};
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The hidden word that makes the k8e binary a launcher.
 pub const LAUNCHER_ARG: &str = "__launcher";
-
-/// What the launcher says first.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Ready {
-    /// Whether the host's layers can show root inside as their owner.
-    pub(crate) idmap: bool,
-    /// Why sandboxes can have no network, if so.
-    pub(crate) no_network: Option<String>,
-}
-
-/// What the launcher is asked to make.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Order {
-    /// A process that becomes the guest, whose listener comes along.
-    Native(NativeSetup),
-    /// A process that runs runsc, and says what became of it.
-    Gvisor(GvisorSetup),
-}
-
-/// What the process that makes a sandbox says last, over its status pipe. One that became the guest
-/// says nothing.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Told {
-    /// The sandbox runs; its first process.
-    Running {
-        /// As the host numbers it.
-        pid: i32,
-    },
-    /// What was to be tried works.
-    Works,
-    /// It does not.
-    Failed(Failure),
-}
-
-/// What the launcher answers to an order.
-#[derive(Debug, Serialize, Deserialize)]
-enum Answer {
-    /// Forked; the pidfd comes along. Whether it became a guest is told by the status pipe.
-    Forked { pid: i32 },
-    /// Not even forked.
-    Failed(Failure),
-}
 
 /// A [`DriverError`] on its way between processes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Failure {
     message: String,
-    errno: Option<i32>,
+    kind: FailureKind,
 }
 
-/// The process that makes the sandbox, as the server holds it.
-#[derive(Debug)]
-pub(crate) struct Forked {
-    pub(crate) pid: i32,
-    pub(crate) pidfd: OwnedFd,
-    status: OwnedFd,
+#[derive(Debug, Serialize, Deserialize)]
+enum FailureKind {
+    Unusable,
+    Exhausted,
+    Step { errno: Option<i32> },
 }
 
-/// The server's end. A launcher that died (the kernel may kill it for memory) is started again.
+/// The server's end. A worker that died (the kernel may kill it for memory) is replaced by the keeper.
 #[derive(Debug)]
 pub(crate) struct Launcher {
-    program: PathBuf,
-    guest: OwnedFd,
-    lock: OwnedFd,
-    // Held for one request and its answer, about a millisecond.
-    running: Mutex<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
-    channel: Channel,
-    process: Child,
+    keeper: Channel,
+    /// Locked only to look which it is, or to wait for the next.
+    worker: Mutex<Arc<Channel>>,
+    ready: Ready,
 }
 
 // === impl Launcher ===
 
 impl Launcher {
-    /// Starts the process. `lock` and `guest` go along.
+    /// Starts the process. `guest` and `lock` go along.
     pub(crate) fn start(
         program: &Path,
-        guest: OwnedFd,
-        lock: OwnedFd,
-    ) -> Result<(Self, Ready), DriverError> {
-        let (running, ready) = Running::start(program, &guest, &lock)?;
-        let running = Mutex::new(running);
-        Ok((
-            Self {
-                program: program.to_owned(),
-                guest,
-                lock,
-                running,
-            },
-            ready,
-        ))
-    }
-
-    /// The guest's program.
-    pub(crate) fn guest(&self) -> &OwnedFd {
-        &self.guest
-    }
-
-    /// Forks the process that makes a sandbox. Blocks for about a millisecond.
-    pub(crate) fn fork(
-        &self,
-        order: &Order,
-        listener: Option<&OwnedFd>,
-    ) -> Result<Forked, DriverError> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        match running.fork(order, listener) {
-            Err(DriverError::LauncherGone) => {
-                tracing::warn!("the launcher is gone, starting another");
-                let (another, _) = Running::start(&self.program, &self.guest, &self.lock)?;
-                *running = another;
-                running.fork(order, listener)
-            }
-            done => done,
-        }
-    }
-}
-
-// === impl Running ===
-
-impl Running {
-    fn start(
-        program: &Path,
+        start: &Start,
         guest: &OwnedFd,
         lock: &OwnedFd,
-    ) -> Result<(Self, Ready), DriverError> {
+    ) -> Result<Self, DriverError> {
         let step = || DriverError::step::<io::Error>("start", "the launcher");
-        let (channel, theirs) = Channel::pair().map_err(step())?;
-        let process = Command::new(program)
+        let (keeper, theirs) = Channel::pair().map_err(step())?;
+        // Not waited for: it ends with us.
+        Command::new(program)
             .arg0("k8e-launcher")
             .arg(LAUNCHER_ARG)
             .stdin(Stdio::from(theirs))
@@ -168,96 +85,149 @@ impl Running {
             .process_group(0)
             .spawn()
             .map_err(step())?;
-        let running = Self { channel, process };
-        running
-            .channel
-            .send(&(), &[guest.as_fd(), lock.as_fd()])
+        keeper
+            .send(start, &[guest.as_fd(), lock.as_fd()])
             .map_err(step())?;
-        let answer = running
-            .channel
-            .receive::<Result<Ready, Failure>>()
-            .map_err(step())?;
-        let (ready, _) = answer.ok_or(DriverError::LauncherGone)?;
-        Ok((running, ready.map_err(Failure::into_error)?))
+        let (worker, ready) = next_worker(&keeper)?;
+        let worker = Mutex::new(Arc::new(worker));
+        Ok(Self {
+            keeper,
+            worker,
+            ready,
+        })
     }
 
-    fn fork(&self, order: &Order, listener: Option<&OwnedFd>) -> Result<Forked, DriverError> {
-        let (status, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-            .map_err(DriverError::step("make", "a status pipe"))?;
-        let mut fds = vec![theirs.as_fd()];
-        fds.extend(listener.map(OwnedFd::as_fd));
-        let asked = self.channel.send(order, &fds);
-        asked.map_err(|_| DriverError::LauncherGone)?;
-        drop(theirs);
-        let answer = self.channel.receive::<Answer>();
-        let (answer, mut fds) = answer
-            .map_err(DriverError::step("ask", "the launcher"))?
-            .ok_or(DriverError::LauncherGone)?;
-        match (answer, fds.pop()) {
-            (Answer::Forked { pid }, Some(pidfd)) => Ok(Forked { pid, pidfd, status }),
-            (Answer::Forked { .. }, None) => Err(DriverError::LauncherGone),
+    /// What this machine can do.
+    pub(crate) fn ready(&self) -> &Ready {
+        &self.ready
+    }
+
+    /// Has something done and waits for the answer. Blocks.
+    pub(crate) fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), DriverError> {
+        let answered = self.with_worker(|worker| ask(worker, request))?;
+        match answered {
             (Answer::Failed(failure), _) => Err(failure.into_error()),
+            answered => Ok(answered),
         }
+    }
+
+    /// Has something done and does not wait. Takes microseconds.
+    pub(crate) fn tell(&self, request: &Request) -> Result<(), DriverError> {
+        self.with_worker(|worker| {
+            let sent = worker.send(request, &[]);
+            sent.map_err(|_| DriverError::LauncherGone)
+        })
+    }
+
+    /// Once more with the next worker when this one is gone.
+    fn with_worker<T>(
+        &self,
+        work: impl Fn(&Channel) -> Result<T, DriverError>,
+    ) -> Result<T, DriverError> {
+        let lock = || self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = Arc::clone(&lock());
+        match work(&first) {
+            Err(DriverError::LauncherGone) => {}
+            done => return done,
+        }
+        let next = {
+            let mut current = lock();
+            // Somebody else may have found out before us.
+            if Arc::ptr_eq(&current, &first) {
+                tracing::warn!("the launcher's worker is gone, waiting for another");
+                *current = Arc::new(next_worker(&self.keeper)?.0);
+            }
+            Arc::clone(&current)
+        };
+        work(&next)
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Of a launcher that is gone; one that lives ends with our end of the channel.
-        let _ = self.process.try_wait();
-    }
+/// The channel of a worker that the keeper has started, and what it says first.
+fn next_worker(keeper: &Channel) -> Result<(Channel, Ready), DriverError> {
+    let step = || DriverError::step::<io::Error>("start", "the launcher");
+    let (_, fds): ((), _) = keeper
+        .receive()
+        .map_err(step())?
+        .ok_or(DriverError::LauncherGone)?;
+    let worker = fds.into_iter().next().ok_or(DriverError::LauncherGone)?;
+    let worker = Channel::from(worker);
+    let (ready, _) = worker
+        .receive::<Result<Ready, Failure>>()
+        .map_err(step())?
+        .ok_or(DriverError::LauncherGone)?;
+    Ok((worker, ready.map_err(Failure::into_error)?))
 }
 
-// === impl Forked ===
-
-impl Forked {
-    /// Waits until the process has become the guest, or said something else. Blocks.
-    pub(crate) fn wait(&mut self) -> Result<Option<Told>, DriverError> {
-        let step = || DriverError::step::<io::Error>("read", "the status pipe");
-        let mut told = Vec::new();
-        let pipe = fs::File::from(self.status.try_clone().map_err(step())?);
-        pipe.take(channel::MESSAGE_BYTES_MAX as u64)
-            .read_to_end(&mut told)
-            .map_err(step())?;
-        if told.is_empty() {
-            return Ok(None);
-        }
-        let told = serde_json::from_slice(&told)
-            .map_err(io::Error::other)
-            .map_err(step())?;
-        match told {
-            Told::Failed(failure) => Err(failure.into_error()),
-            Told::Running { .. } | Told::Works => Ok(Some(told)),
-        }
-    }
+fn ask(worker: &Channel, request: &Request) -> Result<(Answer, Vec<OwnedFd>), DriverError> {
+    let (answer, theirs) = Channel::pair().map_err(DriverError::step("make", "a socket pair"))?;
+    let sent = worker.send(request, &[theirs.as_fd()]);
+    sent.map_err(|_| DriverError::LauncherGone)?;
+    drop(theirs);
+    answer
+        .receive()
+        .map_err(DriverError::step("ask", "the launcher"))?
+        .ok_or(DriverError::LauncherGone)
 }
 
 // === impl Failure ===
 
 impl From<&DriverError> for Failure {
     fn from(error: &DriverError) -> Self {
-        let source = std::error::Error::source(error);
-        let errno = source
-            .and_then(|source| source.downcast_ref::<io::Error>())
-            .and_then(io::Error::raw_os_error);
-        let message = match source {
-            Some(source) if errno.is_none() => format!("{error}: {source}"),
-            _ => error.to_string(),
-        };
-        Self { message, errno }
+        Self {
+            message: message(error),
+            kind: FailureKind::from(error),
+        }
+    }
+}
+
+/// What it says, with a cause that has no number of its own.
+fn message(error: &DriverError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) if errno(error).is_none() => format!("{error}: {source}"),
+        _ => error.to_string(),
+    }
+}
+
+fn errno(error: &DriverError) -> Option<i32> {
+    let source = std::error::Error::source(error)?;
+    source.downcast_ref::<io::Error>()?.raw_os_error()
+}
+
+impl From<&DriverError> for FailureKind {
+    fn from(error: &DriverError) -> Self {
+        match error {
+            DriverError::Unusable(_) => Self::Unusable,
+            DriverError::Exhausted(_) => Self::Exhausted,
+            DriverError::Launch { launch, .. } => Self::from(launch.as_ref()),
+            DriverError::Step { .. }
+            | DriverError::InLauncher { .. }
+            | DriverError::LauncherGone => Self::Step {
+                errno: errno(error),
+            },
+        }
     }
 }
 
 impl Failure {
-    fn into_error(self) -> DriverError {
-        let source = self.errno.map_or_else(
-            || io::Error::other("in the launcher"),
-            io::Error::from_raw_os_error,
-        );
-        DriverError::Step {
-            operation: "set up the sandbox:",
-            object: self.message,
-            source,
+    /// A request that is none.
+    fn refused(message: String) -> Self {
+        let kind = FailureKind::Unusable;
+        Self { message, kind }
+    }
+
+    pub(crate) fn into_error(self) -> DriverError {
+        let message = self.message;
+        match self.kind {
+            FailureKind::Unusable => DriverError::Unusable(message),
+            FailureKind::Exhausted => DriverError::Exhausted(message),
+            FailureKind::Step { errno } => DriverError::InLauncher {
+                message,
+                source: errno.map_or_else(
+                    || io::Error::other("in the launcher"),
+                    io::Error::from_raw_os_error,
+                ),
+            },
         }
     }
 }
@@ -266,4 +236,38 @@ impl Failure {
 pub(crate) fn pidfd_of(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8e_model::Code;
+
+    #[test]
+    fn an_error_means_the_same_on_the_other_side() {
+        let through = |error: DriverError| {
+            let failure = serde_json::to_vec(&Failure::from(&error)).unwrap();
+            let failure: Failure = serde_json::from_slice(&failure).unwrap();
+            failure.into_error()
+        };
+        let full = || io::Error::from_raw_os_error(libc::ENOSPC);
+        let errors = [
+            DriverError::Unusable("no kernel".to_owned()),
+            DriverError::Exhausted("no room".to_owned()),
+            DriverError::step("write", "a disk")(full()),
+            DriverError::step("write", "a disk")(io::Error::other("torn")),
+            DriverError::Launch {
+                launch: Box::new(DriverError::step("write", "a disk")(full())),
+                cleanup: Box::new(DriverError::Unusable("stuck".to_owned())),
+            },
+        ];
+        for error in errors {
+            let (code, text) = (error.code(), error.to_string());
+            let other = through(error);
+            if code != Code::Internal {
+                assert_eq!(other.code(), code, "{text}");
+            }
+            assert!(other.to_string().starts_with(&text), "{other}");
+        }
+    }
 }

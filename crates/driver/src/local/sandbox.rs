@@ -1,73 +1,71 @@
-//! A live sandbox of this machine, held by its first process.
+//! A live sandbox of this machine, as the server holds it: the pidfd of its first process, its guest's
+//! address, and the launcher for everything that needs root.
 
-use super::blocking;
-use super::cgroup::Cgroup;
-use super::sandboxes::Sandboxes;
+use super::Machine;
+use super::cgroup::LimitCounters;
+use super::kind::Kind;
+use super::launcher::request::{Answer, IdleSignal, Request};
 use super::sys;
 use crate::{DriverError, GuestAddress, Sandbox};
 use async_trait::async_trait;
+use k8e_egress::Sockets;
 use k8e_model::{LimitEvents, Limits, SandboxId};
-use rustix::process::Signal;
-use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::sync::Arc;
-use std::time::Duration;
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use tokio::io::unix::AsyncFd;
 
-/// A killed process is gone in milliseconds unless the kernel itself is stuck.
-const DEATH_WAIT: Duration = Duration::from_secs(30);
-
-/// One sandbox: its first process (PID 1 inside, or the kernel of its own that has one) and what belongs to it.
+/// One sandbox: its first process is PID 1 inside, or the separate kernel that has one.
 pub(crate) struct LocalSandbox {
-    sandboxes: Arc<Sandboxes>,
+    machine: Machine,
+    kind: Kind,
     id: SandboxId,
-    uid_base: u32,
     guest: GuestAddress,
-    cgroup: Cgroup,
+    counters: LimitCounters,
     init: AsyncFd<OwnedFd>,
 }
 
 // === impl LocalSandbox ===
 
 impl LocalSandbox {
-    /// Takes over a process that already became the guest.
-    pub(crate) fn new(
-        sandboxes: Arc<Sandboxes>,
+    /// From the descriptors of [`Answer::Sandbox`].
+    pub(super) fn new(
+        machine: Machine,
+        kind: Kind,
         id: SandboxId,
-        uid_base: u32,
-        init: OwnedFd,
+        memory_events: bool,
+        pids_events: bool,
+        fds: Vec<OwnedFd>,
     ) -> Result<Self, DriverError> {
+        let mut fds = fds.into_iter();
+        let init = fds.next().ok_or(DriverError::LauncherGone)?;
+        let mut file = |there: bool| there.then(|| fds.next().map(File::from)).flatten();
+        let counters = LimitCounters {
+            memory: file(memory_events),
+            pids: file(pids_events),
+        };
         let init = sys::watch(init).map_err(DriverError::step(
             "watch",
             format!("the first process of {id}"),
         ))?;
-        let guest = GuestAddress::new(sandboxes.socket(&id));
-        let cgroup = sandboxes.cgroups.group(&id);
+        let guest = GuestAddress::new(machine.guest_socket(kind, &id));
         Ok(Self {
-            sandboxes,
+            machine,
+            kind,
             id,
-            uid_base,
             guest,
-            cgroup,
+            counters,
             init,
         })
     }
 
-    /// Of its first process, as long as that lives.
-    fn pid(&self) -> io::Result<i32> {
-        let path = format!("/proc/self/fdinfo/{}", self.init.get_ref().as_raw_fd());
-        let info = std::fs::read_to_string(path)?;
-        let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
-        let pid = pid.and_then(|pid| pid.trim().parse().ok());
-        pid.filter(|pid| *pid > 0)
-            .ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    /// To a kernel of its own. A sandbox without one is not paused: its processes are the host's.
-    fn signal(&self, signal: Signal) {
-        if self.sandboxes.has_kernel() {
-            // Whoever is dead needs no signal.
-            let _ = rustix::process::pidfd_send_signal(self.init.get_ref(), signal);
+    fn signal(&self, signal: IdleSignal) {
+        if !self.kind.has_kernel() {
+            return;
+        }
+        let (kind, id) = (self.kind, self.id.clone());
+        let request = Request::Signal { kind, id, signal };
+        if let Err(error) = self.machine.tell(&request) {
+            tracing::warn!(sandbox = %self.id, "cannot send {signal:?}: {error}");
         }
     }
 
@@ -85,59 +83,54 @@ impl Sandbox for LocalSandbox {
         &self.guest
     }
 
-    fn network(&self) -> Result<Option<OwnedFd>, DriverError> {
-        if !self.sandboxes.machine.has_network() {
+    async fn network(&self) -> Result<Option<Sockets>, DriverError> {
+        if !self.machine.has_network() {
             return Ok(None);
         }
-        let open = || -> io::Result<OwnedFd> {
-            let namespace = std::fs::File::open(format!("/proc/{}/ns/net", self.pid()?))?;
-            match self.is_over() {
-                // The pid may have been somebody else's by then.
-                true => Err(io::ErrorKind::NotFound.into()),
-                false => Ok(namespace.into()),
-            }
-        };
-        let step = DriverError::step("open", format!("the network of {}", self.id));
-        open().map(Some).map_err(step)
+        let (kind, id) = (self.kind, self.id.clone());
+        let (_, fds) = self.machine.ask(Request::OpenGate { kind, id }).await?;
+        Sockets::from_descriptors(fds)
+            .map(Some)
+            .ok_or(DriverError::LauncherGone)
     }
 
     fn limit_events(&self) -> LimitEvents {
-        self.cgroup.limit_events()
+        self.counters.read()
     }
 
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
-        self.cgroup.set_limits(&self.sandboxes.around(limits))?;
-        if self.sandboxes.has_kernel() {
-            // Its kernel counts shared memory as memory; the size is only what `df` says.
-            return Ok(());
-        }
-        let resized = self.pid().and_then(|pid| resize_shm(pid, limits));
-        resized.map_err(DriverError::step(
-            "resize",
-            format!("the shared memory of {}", self.id),
-        ))
+        let request = Request::SetLimits {
+            kind: self.kind,
+            id: self.id.clone(),
+            limits: *limits,
+        };
+        self.machine.ask_now(&request).map(drop)
     }
 
     /// gVisor's kernel wakes up about a thousand times a second to see how its programs fare.
     fn costs_idle(&self) -> bool {
-        self.sandboxes.has_kernel()
+        self.kind.has_kernel()
     }
 
     fn pause(&self) {
-        self.signal(Signal::STOP);
+        self.signal(IdleSignal::Stop);
     }
 
     fn resume(&self) {
-        self.signal(Signal::CONT);
+        self.signal(IdleSignal::Continue);
     }
 
     async fn freeze(&self) -> Result<(), DriverError> {
-        let (own, id) = (Arc::clone(&self.sandboxes), self.id.clone());
-        blocking(move || own.cgroups.group(&id).freeze()).await
+        let (kind, id) = (self.kind, self.id.clone());
+        self.machine
+            .ask(Request::Freeze { kind, id })
+            .await
+            .map(drop)
     }
 
     async fn thaw(&self) -> Result<(), DriverError> {
-        self.cgroup.thaw()
+        let (kind, id) = (self.kind, self.id.clone());
+        self.machine.ask(Request::Thaw { kind, id }).await.map(drop)
     }
 
     async fn died(&self) {
@@ -148,29 +141,10 @@ impl Sandbox for LocalSandbox {
     }
 
     async fn destroy(&self) -> Result<(), DriverError> {
-        // With PID 1 the kernel ends every process of its namespace, and with them the mounts.
-        match rustix::process::pidfd_send_signal(self.init.get_ref(), Signal::KILL) {
-            Err(rustix::io::Errno::SRCH) => {}
-            done => done.map_err(DriverError::step("kill", self.id.to_string()))?,
+        let (kind, id) = (self.kind, self.id.clone());
+        match self.machine.ask(Request::Remove { kind, id }).await? {
+            (Answer::Done, _) => Ok(()),
+            _ => Err(DriverError::LauncherGone),
         }
-        // Who is frozen in a control group of v1 dies when that is over.
-        self.cgroup.thaw()?;
-        if tokio::time::timeout(DEATH_WAIT, self.died()).await.is_err() {
-            return Err(DriverError::step(
-                "wait for the end of",
-                self.id.to_string(),
-            )(io::Error::from(io::ErrorKind::TimedOut)));
-        }
-        let (own, id, base) = (Arc::clone(&self.sandboxes), self.id.clone(), self.uid_base);
-        blocking(move || own.remove(&id, Some(base))).await
     }
-}
-
-/// Gives `/dev/shm` the size that a launch with these limits would have given it.
-fn resize_shm(pid: i32, limits: &Limits) -> io::Result<()> {
-    use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_string, fspick};
-    let path = format!("/proc/{pid}/root/dev/shm");
-    let shm = fspick(rustix::fs::CWD, path, FsPickFlags::FSPICK_CLOEXEC)?;
-    fsconfig_set_string(shm.as_fd(), "size", super::shm_bytes(limits).to_string())?;
-    Ok(fsconfig_reconfigure(shm.as_fd())?)
 }

@@ -1,43 +1,35 @@
-//! The sandboxes of one driver: what each has on this machine, made in the order that makes it
-//! recoverable, and removed without a trace.
+//! The sandboxes of one driver, as the launcher has them: what each has on this machine, made in the
+//! order that makes it recoverable, and removed without a trace.
 
 use super::cgroup::{Cgroup, Cgroups};
+use super::host::Host;
+use super::kind::Kind;
 use super::launcher::pidfd_of;
 use super::record::Record;
 use super::rootfs::Disk;
-use super::sandbox::LocalSandbox;
-use super::{Machine, blocking, make_private_dir};
-use crate::{DriverError, Sandbox as _, SandboxSpec};
-use k8e_model::{Limits, SandboxId};
-use std::collections::HashSet;
+use super::share;
+use crate::{DriverError, SandboxSpec};
+use k8e_model::SandboxId;
+use rustix::process::Signal;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::time::Duration;
 
 const SANDBOXES: &str = "sandboxes";
+
+/// A killed process is gone in milliseconds unless the kernel itself is stuck.
+const DEATH_WAIT: Duration = Duration::from_secs(30);
 
 /// The sandboxes of one driver.
 #[derive(Debug)]
 pub(crate) struct Sandboxes {
-    pub(crate) machine: Machine,
     dir: PathBuf,
-    pub(crate) cgroups: Cgroups,
     kind: Kind,
-}
-
-/// What tells the sandboxes of one driver from another's.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Kind {
-    /// The driver's directory.
-    pub(crate) name: &'static str,
-    /// Where in a sandbox's directory its guest listens.
-    pub(crate) socket: &'static str,
-    /// What the control group around a sandbox gets.
-    pub(crate) around: fn(&Limits) -> Limits,
-    /// Whether each has a kernel of its own, which has its own idea of limits inside.
-    pub(crate) has_kernel: bool,
+    cgroups: Cgroups,
+    server_gid: u32,
 }
 
 /// What a new sandbox has before its first process.
@@ -58,16 +50,19 @@ pub(crate) struct Started {
 // === impl Sandboxes ===
 
 impl Sandboxes {
-    /// Those of one kind in the data directory.
-    pub(crate) fn open(machine: &Machine, kind: Kind) -> Result<Self, DriverError> {
-        let dir = machine.dir().join(kind.name);
-        make_private_dir(&dir)?;
-        make_private_dir(&dir.join(SANDBOXES))?;
+    /// Those of one kind in the data directory. The server may connect to their guests, no more.
+    pub(crate) fn open(data_dir: &Path, kind: Kind, server_gid: u32) -> Result<Self, DriverError> {
+        let dir = data_dir.join(kind.directory());
+        for dir in [dir.clone(), dir.join(SANDBOXES)] {
+            fs::create_dir_all(&dir)
+                .map_err(DriverError::step("make", dir.display().to_string()))?;
+            share::directory(&dir, server_gid)?;
+        }
         Ok(Self {
-            machine: machine.clone(),
             cgroups: Cgroups::open(&stable_name(&dir))?,
             dir,
             kind,
+            server_gid,
         })
     }
 
@@ -76,103 +71,78 @@ impl Sandboxes {
         &self.dir
     }
 
+    /// Where a sandbox keeps what is on disk.
     pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
         self.dir.join(SANDBOXES).join(id.as_str())
     }
 
     pub(crate) fn socket(&self, id: &SandboxId) -> PathBuf {
-        self.sandbox(id).join(self.kind.socket)
+        self.sandbox(id).join(self.kind.socket())
     }
 
-    /// What the control group around a sandbox gets.
-    pub(super) fn around(&self, limits: &Limits) -> Limits {
-        (self.kind.around)(limits)
+    /// The control group of a sandbox, whether it exists or not.
+    pub(crate) fn group(&self, id: &SandboxId) -> Cgroup {
+        self.cgroups.group(id)
     }
 
-    /// What they lack on this machine, one sentence each.
-    pub(crate) fn weaker(&self) -> Vec<String> {
-        let mut weaker = self.machine.weaker();
-        if !self.cgroups.can_freeze() {
-            weaker.push(
-                "sessions cannot be paused: there is no freezer of control groups; `mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer` and start the server again".to_owned(),
-            );
-        }
-        weaker
+    /// Whether they can be frozen.
+    pub(crate) fn can_freeze(&self) -> bool {
+        self.cgroups.can_freeze()
     }
 
-    /// Whether each has a kernel of its own.
-    pub(super) fn has_kernel(&self) -> bool {
-        self.kind.has_kernel
+    /// Makes the directory that says that this id is taken; an error when it is.
+    pub(crate) fn reserve(&self, id: &SandboxId) -> Result<PathBuf, DriverError> {
+        let dir = self.sandbox(id);
+        fs::create_dir(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
+        Ok(dir)
     }
 
-    /// Makes one; `start` makes its first process.
-    pub(crate) async fn launch<F>(
-        self: &Arc<Self>,
+    /// Makes a sandbox whose id is [reserved](Self::reserve); `start` makes its first process. On
+    /// failure nothing is left.
+    pub(crate) fn launch(
+        &self,
+        host: &Host,
         spec: &SandboxSpec,
-        start: F,
-    ) -> Result<LocalSandbox, DriverError>
-    where
-        F: FnOnce(&SandboxSpec, Prepared) -> Result<Started, DriverError> + Send + 'static,
-    {
-        let (own, spec, id) = (Arc::clone(self), spec.clone(), spec.id.clone());
-        let (started, base) = blocking(move || own.launch_now(&spec, start)).await?;
-        let launch = match LocalSandbox::new(Arc::clone(self), id.clone(), base, started.pidfd) {
-            Ok(sandbox) => return Ok(sandbox),
-            Err(launch) => launch,
-        };
-        let own = Arc::clone(self);
-        Err(with_cleanup(
-            launch,
-            blocking(move || own.remove(&id, Some(base))).await,
-        ))
+        uid_base: u32,
+        start: impl FnOnce(Prepared) -> Result<Started, DriverError>,
+    ) -> Result<Started, DriverError> {
+        let launched = self
+            .prepare(host, spec, uid_base)
+            .and_then(start)
+            .and_then(|started| {
+                Record::of(started.pid, uid_base)?.write(&self.sandbox(&spec.id))?;
+                self.let_server_connect(&spec.id)?;
+                Ok(started)
+            });
+        launched.map_err(|launch| with_cleanup(launch, self.remove(&spec.id)))
     }
 
     /// Does `work` with everything a new sandbox has, and removes it again.
     pub(crate) fn try_out<T>(
         &self,
+        host: &Host,
         spec: &SandboxSpec,
+        uid_base: u32,
         work: impl FnOnce(Prepared) -> Result<T, DriverError>,
     ) -> Result<T, DriverError> {
-        let base = self.take_uids()?;
-        let done = self.prepare(spec, base).and_then(work);
-        let cleanup = self.remove(&spec.id, Some(base));
+        let done = self.prepare(host, spec, uid_base).and_then(work);
+        let cleanup = self.remove(&spec.id);
         match done {
             Ok(done) => cleanup.map(|()| done),
             Err(error) => Err(with_cleanup(error, cleanup)),
         }
     }
 
-    /// On failure nothing is left.
-    fn launch_now(
+    fn prepare(
         &self,
+        host: &Host,
         spec: &SandboxSpec,
-        start: impl FnOnce(&SandboxSpec, Prepared) -> Result<Started, DriverError>,
-    ) -> Result<(Started, u32), DriverError> {
-        let base = self.take_uids()?;
-        let launched = self
-            .prepare(spec, base)
-            .and_then(|prepared| start(spec, prepared))
-            .and_then(|started| {
-                Record::of(started.pid, base)?.write(&self.sandbox(&spec.id))?;
-                Ok((started, base))
-            });
-        launched.map_err(|launch| with_cleanup(launch, self.remove(&spec.id, Some(base))))
-    }
-
-    fn take_uids(&self) -> Result<u32, DriverError> {
-        self.machine.uids().take().ok_or_else(|| {
-            DriverError::Exhausted(
-                "all uid ranges for sandboxes are in use: wait for sessions to end".to_owned(),
-            )
-        })
-    }
-
-    fn prepare(&self, spec: &SandboxSpec, uid_base: u32) -> Result<Prepared, DriverError> {
+        uid_base: u32,
+    ) -> Result<Prepared, DriverError> {
         let dir = self.sandbox(&spec.id);
-        fs::create_dir(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
-        let disk = self.machine.disk(&dir, spec.limits.disk_bytes)?;
-        let cgroup = self.cgroups.group(&spec.id);
-        cgroup.create(&self.around(&spec.limits))?;
+        let disk = host.disk(&dir, spec.limits.disk_bytes)?;
+        let cgroup = self.group(&spec.id);
+        cgroup.create(&self.kind.host_limits(&spec.limits))?;
         Ok(Prepared {
             dir,
             cgroup,
@@ -181,11 +151,18 @@ impl Sandboxes {
         })
     }
 
-    /// Finds one of an earlier server again; none when it is dead.
-    pub(crate) fn adopt(
-        self: &Arc<Self>,
-        id: &SandboxId,
-    ) -> Result<Option<LocalSandbox>, DriverError> {
+    /// Also for a sandbox of an earlier server, which may have been root or another user.
+    pub(crate) fn let_server_connect(&self, id: &SandboxId) -> Result<(), DriverError> {
+        let (dir, socket) = (self.sandbox(id), self.socket(id));
+        share::directory(&dir, self.server_gid)?;
+        if let Some(parent) = socket.parent().filter(|parent| *parent != dir) {
+            share::directory(parent, self.server_gid)?;
+        }
+        share::socket(&socket, self.server_gid)
+    }
+
+    /// The first process of a live sandbox, by its record; none when it is dead or was never up.
+    pub(crate) fn find(&self, id: &SandboxId) -> Result<Option<(Record, OwnedFd)>, DriverError> {
         let Some(record) = Record::read(&self.sandbox(id)) else {
             return Ok(None);
         };
@@ -197,79 +174,73 @@ impl Sandboxes {
                 format!("the first process of {id}"),
             ))?,
         };
-        if !record.is_alive() {
-            return Ok(None);
-        }
-        self.machine.uids().keep(record.uid_base);
-        let sandbox = LocalSandbox::new(Arc::clone(self), id.clone(), record.uid_base, init)?;
-        // The server before us may have left it paused.
-        sandbox.resume();
-        Ok(Some(sandbox))
+        Ok(record.is_alive().then_some((record, init)))
     }
 
-    /// Removes every trace; what is already gone is no error. The directory goes last.
-    pub(crate) fn remove(&self, id: &SandboxId, uid_base: Option<u32>) -> Result<(), DriverError> {
-        self.cgroups.group(id).remove()?;
+    /// Kills it, waits for its end, and removes every trace; what is already gone is no error. The
+    /// directory goes last.
+    pub(crate) fn remove(&self, id: &SandboxId) -> Result<(), DriverError> {
+        let cgroup = self.group(id);
+        if let Some((_, init)) = self.find(id)? {
+            // With PID 1 the kernel ends every process of its namespace, and with them the mounts.
+            match rustix::process::pidfd_send_signal(&init, Signal::KILL) {
+                Err(rustix::io::Errno::SRCH) => {}
+                done => done.map_err(DriverError::step("kill", id.to_string()))?,
+            }
+            // A process that is frozen in a control group of v1 dies when that is over.
+            cgroup.thaw()?;
+            wait_for_end(&init)
+                .map_err(DriverError::step("wait for the end of", id.to_string()))?;
+        }
+        cgroup.remove()?;
         let dir = self.sandbox(id);
         match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            done => done.map_err(DriverError::step("remove", dir.display().to_string()))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done.map_err(DriverError::step("remove", dir.display().to_string())),
         }
-        if let Some(base) = uid_base {
-            self.machine.uids().free(base);
-        }
-        Ok(())
     }
 
-    /// Removes every trace of those that are not in `keep`.
-    pub(crate) async fn sweep(
-        self: &Arc<Self>,
-        keep: &HashSet<SandboxId>,
+    /// Those of which anything is left, in order, behind `after`.
+    pub(crate) fn ids(
+        &self,
+        after: Option<&SandboxId>,
+        max: usize,
     ) -> Result<Vec<SandboxId>, DriverError> {
-        let (own, keep) = (Arc::clone(self), keep.clone());
-        blocking(move || own.sweep_now(&keep)).await
-    }
-
-    fn sweep_now(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError> {
-        let mut found: HashSet<SandboxId> = self.cgroups.ids().into_iter().collect();
         let dir = self.dir.join(SANDBOXES);
+        let mut found: BTreeSet<SandboxId> = self.cgroups.ids().into_iter().collect();
         found.extend(ids(&dir).map_err(DriverError::step("read", dir.display().to_string()))?);
-        let mut swept: Vec<SandboxId> = found.into_iter().filter(|id| !keep.contains(id)).collect();
-        swept.sort();
-        for id in &swept {
-            // Its processes are all in its control group.
-            self.cgroups.group(id).kill();
-        }
-        let mut failed = None;
-        for id in &swept {
-            let record = Record::read(&self.sandbox(id));
-            if let Err(error) = self.remove(id, None) {
-                // Its numbers are not for others while something of it is left.
-                record.inspect(|record| self.machine.uids().keep(record.uid_base));
-                failed = Some(error);
-            }
-        }
-        failed.map_or(Ok(swept), Err)
+        let behind = |id: &SandboxId| after.is_none_or(|after| id > after);
+        Ok(found.into_iter().filter(behind).take(max).collect())
     }
-}
 
-impl Drop for Sandboxes {
-    fn drop(&mut self) {
+    /// The uid ranges of those that live, with their directories.
+    pub(crate) fn uid_ranges(&self) -> Vec<(u32, PathBuf)> {
+        let ids = ids(&self.dir.join(SANDBOXES)).unwrap_or_default();
+        let dirs = ids.iter().map(|id| self.sandbox(id));
+        dirs.filter_map(|dir| Some((Record::read(&dir)?.uid_base, dir)))
+            .collect()
+    }
+
+    /// Removes our own control group, when no sandbox is left in it.
+    pub(crate) fn close(&self) {
         self.cgroups.close();
     }
 }
 
 /// Whether a sandbox of any driver lives on this data directory.
 pub(super) fn any_alive(data_dir: &Path) -> bool {
-    let drivers = fs::read_dir(data_dir).into_iter().flatten().flatten();
-    drivers
-        .map(|driver| driver.path().join(SANDBOXES))
-        .any(|dir| {
-            let ids = ids(&dir).unwrap_or_default();
-            ids.iter().any(|id| {
-                Record::read(&dir.join(id.as_str())).is_some_and(|record| record.is_alive())
-            })
-        })
+    Kind::ALL.iter().any(|kind| {
+        let dir = data_dir.join(kind.directory()).join(SANDBOXES);
+        let ids = ids(&dir).unwrap_or_default();
+        ids.iter()
+            .any(|id| Record::read(&dir.join(id.as_str())).is_some_and(|record| record.is_alive()))
+    })
+}
+
+/// Where the guest of a sandbox listens.
+pub(super) fn socket(data_dir: &Path, kind: Kind, id: &SandboxId) -> PathBuf {
+    let dir = data_dir.join(kind.directory()).join(SANDBOXES);
+    dir.join(id.as_str()).join(kind.socket())
 }
 
 fn ids(dir: &Path) -> io::Result<Vec<SandboxId>> {
@@ -277,6 +248,18 @@ fn ids(dir: &Path) -> io::Result<Vec<SandboxId>> {
     Ok(entries
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect())
+}
+
+fn wait_for_end(process: &OwnedFd) -> io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let limit = Timespec {
+        tv_sec: i64::try_from(DEATH_WAIT.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: 0,
+    };
+    match poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit))? {
+        0 => Err(io::ErrorKind::TimedOut.into()),
+        _ => Ok(()),
+    }
 }
 
 fn with_cleanup(launch: DriverError, cleanup: Result<(), DriverError>) -> DriverError {

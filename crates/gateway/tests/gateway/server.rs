@@ -4,7 +4,7 @@ use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoin
 use k8e_api::v1;
 use k8e_driver::Driver;
 use k8e_engine::Sessions;
-use k8e_gateway::{Admin, Config, Error, Expose, Gateway, Metrics, RateLimits, Tcp};
+use k8e_gateway::{Admin, Config, Error, Expose, Gateway, Listeners, Metrics, RateLimits, Tcp};
 use k8e_model::ApiKey;
 use k8e_store::Store;
 use k8e_testkit::{FakeDriver, Script, Step};
@@ -132,7 +132,7 @@ impl TestServer {
             }),
         };
         let sessions = sessions.await.unwrap();
-        let gateway = Gateway::bind(config, sessions.clone()).await?;
+        let gateway = Gateway::open(config.clone(), Listeners::bind(&config)?, sessions.clone())?;
         let tcp = gateway.tcp_address();
         let admin = gateway.admin_address().unwrap();
         let expose = gateway.expose_address().unwrap();

@@ -24,6 +24,9 @@ const EXPOSE_LISTEN_DEFAULT: SocketAddr =
 /// One for who comes next and one for who comes right after. --pool-max can make it less.
 const POOL_MIN_DEFAULT: u32 = 2;
 
+/// In the data directory: certificates and their keys.
+pub(super) const TLS: &str = "tls";
+
 /// Whose members may use the socket.
 const SOCKET_GROUP: &str = "k8e";
 
@@ -262,7 +265,7 @@ impl ServerArgs {
                     .unwrap_or_else(|| globals.data_dir.join("k8e.sock")),
                 socket_group: SOCKET_GROUP.to_owned(),
                 tcp,
-                tls_dir: globals.data_dir.join("tls"),
+                tls_dir: globals.data_dir.join(TLS),
                 tls_names: names(self.advertise_hostname),
                 tls_check_every: TLS_CHECK_EVERY,
                 rate_limits: RateLimits {

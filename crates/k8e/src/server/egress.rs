@@ -99,23 +99,26 @@ impl EgressArgs {
 // === impl Egress ===
 
 impl Egress {
-    /// Ready to make gates; says so when there is nobody to ask for names.
-    pub(super) fn start(self) -> Result<k8e_egress::Egress, Error> {
-        let mut upstreams = self.upstreams;
-        if upstreams.is_empty() {
-            upstreams = resolv_conf(&std::fs::read_to_string(RESOLV_CONF).unwrap_or_default());
+    /// Finds out whom to ask for names, and says so when there is nobody. As root: the file may be
+    /// a link to anywhere.
+    pub(super) fn find_upstreams(&mut self) {
+        if self.upstreams.is_empty() {
+            self.upstreams = resolv_conf(&std::fs::read_to_string(RESOLV_CONF).unwrap_or_default());
         }
-        if upstreams.is_empty() {
+        if self.upstreams.is_empty() {
             tracing::warn!(
                 "{RESOLV_CONF} names no resolver: sandboxes will find no host; give --dns-upstream"
             );
         }
-        let config = k8e_egress::Config {
-            upstreams,
+    }
+
+    /// Ready to make gates.
+    pub(super) fn start(self) -> k8e_egress::Egress {
+        k8e_egress::Egress::start(k8e_egress::Config {
+            upstreams: self.upstreams,
             connections_max: self.connections_max,
             bandwidth: self.bytes_per_second,
-        };
-        k8e_egress::Egress::start(config).map_err(Error::Egress)
+        })
     }
 }
 

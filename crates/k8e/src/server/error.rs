@@ -29,12 +29,19 @@ pub(crate) enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("the server runs as an unprivileged user (uid {uid}), which cannot pass through {}: run `chmod o+x` on it, or choose another --data-dir", path.display())]
+    CannotPass {
+        path: PathBuf,
+        uid: u32,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot give up root")]
+    Confine(#[source] k8e_confine::ConfineError),
     #[error("another k8e server{} uses {}: stop it or choose another --data-dir", shown(*.pid), path.display())]
     Taken { pid: Option<u32>, path: PathBuf },
     #[error("cannot prepare this machine for sandboxes")]
     Driver(#[source] k8e_driver::DriverError),
-    #[error("cannot prepare the network of sandboxes")]
-    Egress(#[source] k8e_egress::EgressError),
     #[error("--default-runtime {kind} does not work on this machine: {reason}")]
     DefaultRuntime {
         kind: k8e_model::RuntimeKind,

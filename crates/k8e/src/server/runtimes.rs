@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// a kernel of its own comes before sharing the host's. All are started, also those that do not
 /// work here (any more): they find and remove what an earlier server left.
 pub(super) fn start(machine: &Machine, config: &Config) -> Result<Vec<Arc<dyn Driver>>, Error> {
-    let gvisor = GvisorDriver::start(machine, config.gvisor_platform).map_err(Error::Driver)?;
-    let native = NativeDriver::start(machine).map_err(Error::Driver)?;
+    let gvisor = GvisorDriver::start(machine, config.gvisor_platform);
+    let native = NativeDriver::start(machine);
     let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(gvisor), Arc::new(native)];
     for driver in &drivers {
         match driver.probe() {

@@ -8,12 +8,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A request with every path at its longest stays below.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 128 * 1024;
 
-const DESCRIPTORS_MAX: usize = 2;
+/// The sockets of a gate are the most that ever travel together; the kernel drops what is more.
+const DESCRIPTORS_MAX: usize = 4;
 
 /// One end. Whole messages, in order; the other end's death is the end of the stream.
 #[derive(Debug)]
@@ -33,7 +34,26 @@ impl Channel {
         Ok((Self(a), b))
     }
 
+    /// Sends a message. Blocks while the other end has many to read.
     pub(crate) fn send<M: Serialize>(&self, message: &M, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(message, fds, SendFlags::NOSIGNAL)
+    }
+
+    /// Sends a message, or fails: an end that is not read from holds up nobody.
+    pub(crate) fn send_now<M: Serialize>(
+        &self,
+        message: &M,
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        self.send_with(message, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_with<M: Serialize>(
+        &self,
+        message: &M,
+        fds: &[BorrowedFd<'_>],
+        flags: SendFlags,
+    ) -> io::Result<()> {
         let data = serde_json::to_vec(message)?;
         if data.len() > MESSAGE_BYTES_MAX {
             return Err(io::Error::other("a message over its limit"));
@@ -43,17 +63,20 @@ impl Channel {
         if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::Error::other("too many descriptors"));
         }
-        rustix::net::sendmsg(
-            &self.0,
-            &[IoSlice::new(&data)],
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        )?;
+        rustix::net::sendmsg(&self.0, &[IoSlice::new(&data)], &mut ancillary, flags)?;
         Ok(())
     }
 
     /// The next message, or none when the other end is gone.
     pub(crate) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+        let Some((data, fds)) = self.receive_bytes()? else {
+            return Ok(None);
+        };
+        Ok(Some((serde_json::from_slice(&data)?, fds)))
+    }
+
+    /// The next message as it came, or none when the other end is gone.
+    pub(crate) fn receive_bytes(&self) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
         let mut data = vec![0; MESSAGE_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -78,15 +101,19 @@ impl Channel {
         if received.bytes == 0 {
             return Ok(None);
         }
-        Ok(Some((
-            serde_json::from_slice(&data[..received.bytes])?,
-            fds,
-        )))
+        data.truncate(received.bytes);
+        Ok(Some((data, fds)))
     }
 }
 
 impl From<OwnedFd> for Channel {
     fn from(fd: OwnedFd) -> Self {
         Self(fd)
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

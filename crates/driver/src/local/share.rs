@@ -1,0 +1,73 @@
+//! What of the launcher's files the unprivileged server may use: it may pass through directories and
+//! connect to guests. Everything else stays root's alone.
+
+use crate::DriverError;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
+use std::fs::{self, Permissions};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+const DIRECTORY_MODE: u32 = 0o710;
+const SOCKET_MODE: u32 = 0o660;
+
+/// Members of the group may pass through the directory, not read it.
+pub(crate) fn directory(path: &Path, gid: u32) -> Result<(), DriverError> {
+    give(path, gid, FileType::Directory, DIRECTORY_MODE)
+}
+
+/// Members of the group may connect.
+pub(crate) fn socket(path: &Path, gid: u32) -> Result<(), DriverError> {
+    give(path, gid, FileType::Socket, SOCKET_MODE)
+}
+
+/// Root's and the group's from now on. What is there is looked at by one descriptor throughout: a
+/// sandbox may have had the right to put something else in its place until a moment ago.
+fn give(path: &Path, gid: u32, kind: FileType, mode: u32) -> Result<(), DriverError> {
+    let step =
+        |operation| DriverError::step::<std::io::Error>(operation, path.display().to_string());
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd: OwnedFd =
+        rustix::fs::open(path, flags, Mode::empty()).map_err(|error| step("open")(error.into()))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|error| step("look at")(error.into()))?;
+    if FileType::from_raw_mode(stat.st_mode) != kind {
+        let error = std::io::Error::other("it is not what it should be");
+        return Err(step("look at")(error));
+    }
+    rustix::fs::chownat(
+        &fd,
+        c"",
+        Some(Uid::ROOT),
+        Some(Gid::from_raw(gid)),
+        AtFlags::EMPTY_PATH,
+    )
+    .map_err(|error| step("chown")(error.into()))?;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(step("chmod"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_socket_is_opened_to_the_group_and_nothing_else_is_taken_for_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guest.sock");
+        let gid = rustix::process::getgid().as_raw();
+        let _listener = UnixListener::bind(&path).unwrap();
+        socket(&path, gid).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, SOCKET_MODE);
+        let link = dir.path().join("link");
+        symlink(&path, &link).unwrap();
+        socket(&link, gid).unwrap_err();
+        directory(&path, gid).unwrap_err();
+        directory(dir.path(), gid).unwrap();
+        assert_eq!(
+            fs::metadata(dir.path()).unwrap().mode() & 0o777,
+            DIRECTORY_MODE
+        );
+    }
+}
