@@ -24,4 +24,5 @@ mod pause;
 mod pool;
 mod secrets;
 mod sub_agents;
+mod takeover;
 mod terminals;
