@@ -4,6 +4,7 @@ mod api;
 mod egress;
 mod identity;
 mod k8e;
+mod launcher;
 mod model;
 mod wire;
 
@@ -18,6 +19,23 @@ pub const TARGETS: &[Target] = &[
         name: "guest_frames",
         feed: wire::frames,
         words: &["\n", "\u{a}\u{8}", "/workspace", "\0\0\0\u{4}", "\"\u{0}"],
+        bytes_max: 16 * KIB,
+        memory_max: 16 * MIB,
+    },
+    Target {
+        name: "launcher_requests",
+        feed: launcher::requests,
+        words: &[
+            "Native",
+            "Gvisor",
+            "Launch",
+            "SetLimits",
+            "memory_bytes",
+            "sbx-a",
+            "../",
+            "systrap",
+            "18446744073709551615",
+        ],
         bytes_max: 16 * KIB,
         memory_max: 16 * MIB,
     },
