@@ -20,6 +20,7 @@ mod metrics;
 mod rotate;
 mod secure;
 mod socket;
+mod source;
 
 /// For the crate `fuzz`: decoders that are nobody else's business.
 #[doc(hidden)]
