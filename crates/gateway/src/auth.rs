@@ -14,7 +14,7 @@ pub(crate) mod tls;
 
 use crate::limit::{Class, Limiter, RateLimits};
 use crate::metrics::{AUTH_REFUSED, AUTH_WRONG_KEYS};
-use crate::secure::{Nameless, TlsPeer};
+use crate::secure::{KernelIdentity, Nameless, TlsPeer};
 use k8e_api::SESSION_HEADER;
 use k8e_api::status::to_status;
 use k8e_engine::{Certificate, Sessions};
@@ -154,7 +154,7 @@ impl Doorkeeper {
         Ok((Principal::local(), Credential::Kernel))
     }
 
-    /// The TLS door: an API key, a certificate, or somebody of this machine.
+    /// The TLS door: an API key, a certificate, or, with --trust-loopback, root or a member of the group on this machine.
     fn by_tls(
         &self,
         peer: &TlsPeer,
@@ -176,12 +176,28 @@ impl Doorkeeper {
                 Code::Unauthenticated,
                 "the client certificate has no usable common name",
             )),
-            None if peer.local => Ok((Principal::loopback(), Credential::Kernel)),
-            None => Err(to_status(
-                Code::Unauthenticated,
-                "missing API key or client certificate: send `authorization: Bearer k8e_…`, or log in with one",
-            )),
+            None if peer.kernel == KernelIdentity::Trusted => {
+                Ok((Principal::loopback(), Credential::Kernel))
+            }
+            None => Err(self.missing_credentials(peer)),
         }
+    }
+
+    fn missing_credentials(&self, peer: &TlsPeer) -> Status {
+        let group = &self.0.group;
+        let on_this_machine = match peer.kernel {
+            KernelIdentity::Refused => format!(
+                ". --trust-loopback lets in only root and members of the group {group}, by a plain connection that is open"
+            ),
+            _ if peer.address.to_canonical().is_loopback() => format!(
+                ". On this machine root and members of the group {group} can use the Unix socket (k8e.sock in the data directory) without a key, or start the server with --trust-loopback"
+            ),
+            _ => String::new(),
+        };
+        let message = format!(
+            "missing API key or client certificate: make a key with `k8e apikey create NAME` on the server and send it with every call (`authorization: Bearer k8e_…`), or once to get a certificate (`k8e login`){on_this_machine}"
+        );
+        to_status(Code::Unauthenticated, &message)
     }
 
     fn by_key(&self, from: IpAddr, key: Option<ApiKey>) -> Result<(Principal, Credential), Status> {

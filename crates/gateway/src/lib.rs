@@ -111,6 +111,9 @@ pub struct Tcp {
     pub address: SocketAddr,
     /// Whether the server may not start without it. An address that nobody asked for may be taken.
     pub required: bool,
+    /// Whether a client on loopback without key and certificate is believed to be the user that the kernel says owns its
+    /// socket, and let in if that is root or a member of the group.
+    pub trust_loopback: bool,
 }
 
 /// The doors, open but not served yet.
@@ -128,6 +131,7 @@ pub struct Gateway {
 struct TcpDoor {
     listener: TcpListener,
     address: SocketAddr,
+    trust_loopback: bool,
     tls: Arc<Tls>,
     names: Names,
     check_every: Duration,
@@ -263,11 +267,18 @@ async fn bind_tcp(tcp: Tcp, config: &Config) -> Result<Option<TcpDoor>, Error> {
         }
     };
     let address = listener.local_addr().unwrap_or(tcp.address);
+    if tcp.trust_loopback {
+        tracing::warn!(
+            "--trust-loopback: programs of root and of the group {} need neither key nor certificate on loopback; what they pass on for others is let in too",
+            config.socket_group
+        );
+    }
     let names = Names::new(&config.tls_names)?;
     let tls = Arc::new(Tls::open(&config.tls_dir, &names.now())?);
     Ok(Some(TcpDoor {
         listener,
         address,
+        trust_loopback: tcp.trust_loopback,
         tls,
         names,
         check_every: config.tls_check_every,
@@ -300,7 +311,8 @@ async fn serve_tcp(
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let config = door.tls.server_config()?;
-    let incoming = secure::accept(door.listener, TCP_CONNECTIONS_MAX, config, group);
+    let trusted_group = door.trust_loopback.then_some(group);
+    let incoming = secure::accept(door.listener, TCP_CONNECTIONS_MAX, config, trusted_group);
     let served = tuned(Server::builder())
         .layer(count)
         .layer(deadline::DeadlineLayer)

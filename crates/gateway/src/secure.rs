@@ -11,7 +11,7 @@ use k8e_engine::Certificate;
 use rustls::ServerConfig;
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -48,10 +48,21 @@ pub(crate) struct TlsPeer {
     pub(crate) address: IpAddr,
     /// His certificate, if he has one; an error is one without a name.
     pub(crate) certificate: Option<Result<Arc<Certificate>, Nameless>>,
-    /// Whether the kernel says that he is somebody of this machine who may use the socket.
-    pub(crate) local: bool,
+    /// What the kernel says about its owner.
+    pub(crate) kernel: KernelIdentity,
     /// While he is a stranger, his place among them.
     stranger: Place,
+}
+
+/// What the kernel says about the owner of a connection that comes without a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelIdentity {
+    /// It was not asked: it comes from another machine, with a certificate, or the server does not trust loopback.
+    NotAsked,
+    /// On loopback, and not known to be of root or a member of the group.
+    Refused,
+    /// Root, or a member of the group.
+    Trusted,
 }
 
 type Place = Arc<Mutex<Option<Stranger>>>;
@@ -80,24 +91,25 @@ struct Stranger {
     address: IpAddr,
 }
 
-/// Connections as they come out of their handshakes, at most `connections_max` at once. Never ends.
+/// Connections as they come out of their handshakes, at most `connections_max` at once. Never ends. With a `trusted_group` its
+/// members, and root, need no certificate on loopback.
 pub(crate) fn accept(
     listener: TcpListener,
     connections_max: usize,
     config: ServerConfig,
-    group: String,
+    trusted_group: Option<String>,
 ) -> impl Stream<Item = io::Result<Secured>> + Send {
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let strangers = Arc::new(Mutex::new(Strangers::default()));
-    let group: Arc<str> = group.into();
+    let trusted_group: Option<Arc<str>> = trusted_group.map(Into::into);
     Bounded::new(listener, connections_max)
         .stream()
         .filter_map(|accepted| async { accepted.ok() })
         .map(move |stream| {
             let (acceptor, strangers) = (acceptor.clone(), Arc::clone(&strangers));
-            let group = Arc::clone(&group);
+            let trusted_group = trusted_group.clone();
             // In a task: nobody's handshake waits for somebody else's turn to be asked.
-            tokio::spawn(async move { secure(stream, acceptor, strangers, &group).await })
+            tokio::spawn(async move { secure(stream, acceptor, strangers, trusted_group).await })
         })
         .buffer_unordered(connections_max)
         .filter_map(|done| async { done.ok().flatten().map(Ok) })
@@ -107,13 +119,9 @@ async fn secure(
     stream: Counted<TcpStream>,
     acceptor: TlsAcceptor,
     strangers: Arc<Mutex<Strangers>>,
-    group: &str,
+    trusted_group: Option<Arc<str>>,
 ) -> Option<Secured> {
-    let (peer, own) = stream
-        .get_ref()
-        .peer_addr()
-        .ok()
-        .zip(stream.get_ref().local_addr().ok())?;
+    let peer = stream.get_ref().peer_addr().ok()?;
     let handshake = tokio::time::timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await;
     let stream = match handshake {
         Ok(Ok(stream)) => stream,
@@ -131,8 +139,11 @@ async fn secure(
         let certificate = tls::certificate(der).ok_or(Nameless);
         certificate.map(Arc::new)
     });
-    let local = certificate.is_none() && is_local(peer, own, group);
-    let stranger = if certificate.is_none() && !local {
+    let kernel = match trusted_group {
+        Some(group) if certificate.is_none() => ask_kernel(stream.get_ref().0.get_ref(), &group),
+        _ => KernelIdentity::NotAsked,
+    };
+    let stranger = if certificate.is_none() && kernel != KernelIdentity::Trusted {
         let Some(stranger) = Stranger::enter(&strangers, peer.ip().to_canonical()) else {
             tracing::debug!("too many connections without a certificate: {peer} is sent away");
             return None;
@@ -149,14 +160,25 @@ async fn secure(
         peer: TlsPeer {
             address: peer.ip(),
             certificate,
-            local,
+            kernel,
             stranger,
         },
     })
 }
 
-fn is_local(peer: SocketAddr, own: SocketAddr, group: &str) -> bool {
-    loopback::peer_uid(peer, own).is_some_and(|uid| peer::user_may_enter(uid, group))
+fn ask_kernel(stream: &TcpStream, group: &str) -> KernelIdentity {
+    match loopback::peer_uid(stream) {
+        Ok(uid) if peer::user_may_enter(uid, group) => KernelIdentity::Trusted,
+        Ok(uid) => {
+            tracing::debug!("a connection on loopback is of user {uid}, who is not in {group}");
+            KernelIdentity::Refused
+        }
+        Err(loopback::Unknown::NotLoopback) => KernelIdentity::NotAsked,
+        Err(unknown) => {
+            tracing::debug!("the owner of a connection on loopback is not known: {unknown}");
+            KernelIdentity::Refused
+        }
+    }
 }
 
 // === impl TlsPeer ===

@@ -12,6 +12,7 @@ mod expose;
 mod guesses;
 mod identity;
 mod login;
+mod loopback;
 mod runs;
 mod secrets;
 mod server;

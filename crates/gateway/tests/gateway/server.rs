@@ -23,6 +23,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 const ANY_TCP: Tcp = Tcp {
     address: SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0),
     required: true,
+    trust_loopback: false,
 };
 
 /// A process has one; the tests share it.
@@ -48,6 +49,15 @@ impl TestServer {
     /// With both doors, the TLS one on any free port.
     pub(crate) async fn start() -> Self {
         Self::start_with(Some(ANY_TCP)).await.unwrap()
+    }
+
+    /// The same with `--trust-loopback`.
+    pub(crate) async fn trusting_loopback() -> Self {
+        let tcp = Tcp {
+            trust_loopback: true,
+            ..ANY_TCP
+        };
+        Self::start_with(Some(tcp)).await.unwrap()
     }
 
     /// With guests that greet, and otherwise take everything and answer nothing.
