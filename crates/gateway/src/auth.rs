@@ -12,6 +12,7 @@ pub(crate) mod peer;
 pub(crate) mod throttle;
 pub(crate) mod tls;
 
+use crate::connection_limit::LimitReached;
 use crate::limit::{Class, Limiter, RateLimits};
 use crate::metrics::{AUTH_REFUSED, AUTH_WRONG_KEYS};
 use crate::secure::{KernelIdentity, Nameless, TlsPeer};
@@ -104,6 +105,7 @@ impl Doorkeeper {
     ) -> Result<(Principal, Credential), Status> {
         let known = if let Some(peer) = request.extensions().get::<TlsPeer>() {
             self.by_tls(peer, request.headers())
+                .and_then(|known| peer.authenticated().map(|()| known).map_err(full))
         } else {
             self.by_peer(request.extensions().get())
         };
@@ -129,6 +131,16 @@ impl Doorkeeper {
             }
         };
         checked.map_err(|e| to_status(e.code(), &e.to_string()))
+    }
+
+    /// Whether this certificate counts now.
+    pub(crate) fn is_valid(&self, certificate: &Certificate) -> bool {
+        self.0.sessions.verify_certificate(certificate).is_ok()
+    }
+
+    /// Whether a user of this machine is root or a member of the group.
+    pub(crate) fn user_may_enter(&self, uid: u32) -> bool {
+        peer::user_may_enter(uid, &self.0.group)
     }
 
     pub(crate) fn sessions(&self) -> &Sessions {
@@ -162,9 +174,7 @@ impl Doorkeeper {
     ) -> Result<(Principal, Credential), Status> {
         if let Some(key) = headers.get("authorization") {
             let key = key.to_str().ok().and_then(bearer);
-            let known = self.by_key(peer.address, key)?;
-            peer.is_known();
-            return Ok(known);
+            return self.by_key(peer.address, key);
         }
         match &peer.certificate {
             Some(Ok(certificate)) => {
@@ -241,6 +251,13 @@ fn bearer(text: &str) -> Option<ApiKey> {
 fn invalid_key() -> Status {
     let error = k8e_engine::Error::KeyInvalid;
     to_status(error.code(), &error.to_string())
+}
+
+fn full(LimitReached { authenticated_max }: LimitReached) -> Status {
+    let message = format!(
+        "this server has {authenticated_max} connections of authenticated clients open, and takes no more: retry, and use one connection for many calls"
+    );
+    to_status(Code::Exhausted, &message)
 }
 
 fn too_many_wrong() -> Status {

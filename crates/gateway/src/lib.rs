@@ -10,6 +10,7 @@ mod auth;
 mod broken_off;
 mod catch_panic;
 mod compat;
+mod connection_limit;
 mod deadline;
 mod error;
 mod expose;
@@ -53,10 +54,9 @@ use tokio::sync::watch;
 use tonic::transport::Server;
 use tower::util::MapRequestLayer;
 
-/// Connections of one door. Each costs a descriptor and some buffers; further ones wait in the
+/// Connections of the Unix socket. Each costs a descriptor and some buffers; further ones wait in the
 /// kernel's queue, so that ten thousand clients at once are slow and not an outage.
 const UNIX_CONNECTIONS_MAX: usize = 4096;
-const TCP_CONNECTIONS_MAX: usize = 1024;
 
 /// Calls under way on one connection; further ones wait at the client.
 ///
@@ -194,12 +194,12 @@ impl Gateway {
         let visited = self.sessions.clone();
         let tls = self.tcp.as_ref().map(|door| Arc::clone(&door.tls));
         let service = grpc::services(self.sessions.clone(), tls, stopped.clone()).await?;
-        let keeper = Doorkeeper::new(self.sessions.clone(), self.group.clone(), self.rate_limits);
+        let keeper = Doorkeeper::new(self.sessions.clone(), self.group, self.rate_limits);
         let layers = (CountLayer::new(), AdmitLayer(keeper));
         let unix = serve_unix(self.unix, service.clone(), layers.clone(), signal(&stopped));
         let tcp = async {
             match self.tcp {
-                Some(door) => serve_tcp(door, self.group, service, layers, signal(&stopped)).await,
+                Some(door) => serve_tcp(door, service, layers, signal(&stopped)).await,
                 None => Ok(()),
             }
         };
@@ -305,14 +305,13 @@ async fn serve_unix(
 
 async fn serve_tcp(
     door: TcpDoor,
-    group: String,
     services: grpc::Services,
     (count, admit): (CountLayer, AdmitLayer),
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let config = door.tls.server_config()?;
-    let trusted_group = door.trust_loopback.then_some(group);
-    let incoming = secure::accept(door.listener, TCP_CONNECTIONS_MAX, config, trusted_group);
+    let keeper = admit.0.clone();
+    let incoming = secure::accept(door.listener, config, keeper, door.trust_loopback);
     let served = tuned(Server::builder())
         .layer(count)
         .layer(deadline::DeadlineLayer)

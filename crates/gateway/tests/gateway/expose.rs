@@ -16,11 +16,12 @@ struct Service {
 }
 
 /// A service that a session exposes.
-struct Exposed {
-    server: TestServer,
+pub(crate) struct Exposed {
+    pub(crate) server: TestServer,
     session_id: String,
     service: Service,
-    url: String,
+    /// Path and query, with the token.
+    pub(crate) url: String,
     token: String,
 }
 
@@ -72,10 +73,10 @@ async fn head(stream: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-const HELLO: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+pub(crate) const HELLO: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
 
 impl Exposed {
-    async fn saying(answer: &'static str) -> Self {
+    pub(crate) async fn saying(answer: &'static str) -> Self {
         let service = Service::saying(answer).await;
         Self::over(service).await
     }

@@ -6,6 +6,7 @@ mod approvals;
 mod background;
 mod bounds;
 mod compat;
+mod connection_limits;
 mod doors;
 mod egress;
 mod expose;
