@@ -2,8 +2,8 @@
 //!
 //! Visitors are nobody that the server knows and services are hostile, so the door trusts neither. A
 //! wrong token, a service without a URL and a session that is not there are the same answer in the
-//! same time. What a service says is kept from meaning anything outside its own path: all of them
-//! share one origin. Nothing is buffered: bodies and WebSockets go through as they come.
+//! same time. What a service says is kept from meaning anything outside its own path, or host where
+//! each has one: otherwise all of them share one origin. Nothing is buffered: bodies and WebSockets go through as they come.
 
 mod base;
 mod headers;
@@ -23,7 +23,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use k8e_engine::Sessions;
+use k8e_engine::{ExposeBase, Sessions};
 use metrics::{counter, describe_counter};
 use rustix::net::sockopt;
 use std::convert::Infallible;
@@ -124,8 +124,8 @@ impl ExposeDoor {
     }
 
     /// How visitors get here.
-    pub(crate) fn base_url(&self) -> String {
-        self.base.to_string()
+    pub(crate) fn base(&self) -> ExposeBase {
+        self.base.for_engine()
     }
 
     /// Serves until it is dropped, and cuts its visitors off then: a stream of events has no end.

@@ -158,7 +158,7 @@ impl Gateway {
             None => None,
         };
         if let Some(door) = &expose {
-            sessions.serve_exposed_at(door.base_url());
+            sessions.serve_exposed_at(door.base());
         }
         let unix = socket::bind(&config.socket, &config.socket_group)?;
         Ok(Self {

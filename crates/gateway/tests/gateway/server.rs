@@ -4,7 +4,7 @@ use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoin
 use k8e_api::v1;
 use k8e_driver::Driver;
 use k8e_engine::Sessions;
-use k8e_gateway::{Admin, Config, Error, Expose, Gateway, Metrics, RateLimits, Tcp};
+use k8e_gateway::{Admin, BaseUrl, Config, Error, Expose, Gateway, Metrics, RateLimits, Tcp};
 use k8e_model::ApiKey;
 use k8e_store::Store;
 use k8e_testkit::{FakeDriver, Script, Step};
@@ -86,7 +86,18 @@ impl TestServer {
     pub(crate) async fn limited(limits: RateLimits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
-        Self::start_in(dir, FakeDriver::new(), Some(ANY_TCP), any, limits)
+        Self::start_in(dir, FakeDriver::new(), Some(ANY_TCP), any, limits, None)
+            .await
+            .unwrap()
+    }
+
+    /// With URLs of exposed services that begin like this.
+    pub(crate) async fn exposing_at(base_url: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let base = Some(base_url.parse().unwrap());
+        let limits = RateLimits::default();
+        Self::start_in(dir, FakeDriver::new(), None, any, limits, base)
             .await
             .unwrap()
     }
@@ -98,7 +109,8 @@ impl TestServer {
         self.sessions.shutdown().await;
         self.store.close().await;
         let any = "127.0.0.1:0".parse().unwrap();
-        Self::start_in(self.dir, self.driver, Some(ANY_TCP), any, self.limits)
+        let (dir, driver, limits) = (self.dir, self.driver, self.limits);
+        Self::start_in(dir, driver, Some(ANY_TCP), any, limits, None)
             .await
             .unwrap()
     }
@@ -109,7 +121,7 @@ impl TestServer {
         address: SocketAddr,
     ) -> Result<Self, Error> {
         let dir = tempfile::tempdir().unwrap();
-        Self::start_in(dir, driver, tcp, address, RateLimits::default()).await
+        Self::start_in(dir, driver, tcp, address, RateLimits::default(), None).await
     }
 
     async fn start_in(
@@ -118,6 +130,7 @@ impl TestServer {
         tcp: Option<Tcp>,
         address: SocketAddr,
         limits: RateLimits,
+        base_url: Option<BaseUrl>,
     ) -> Result<Self, Error> {
         let admin = Admin {
             address,
@@ -138,7 +151,7 @@ impl TestServer {
             expose: Some(Expose {
                 address: ANY_TCP.address,
                 required: true,
-                base_url: None,
+                base_url,
             }),
         };
         let sessions = sessions.await.unwrap();

@@ -67,8 +67,8 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "ADDRESS", value_parser = listen)]
     expose_listen: Option<Listen>,
 
-    /// What URLs of exposed services begin with, when a proxy is in front; best a host of its own
-    /// [default: http:// and the address]
+    /// What URLs of exposed services begin with, when a proxy is in front; `https://*.sandboxes.example` gives each service a
+    /// host name, and so an origin, of its own [default: http:// and the address]
     #[arg(long, env = "K8E_SANDBOX_EXPOSE_BASE_URL", value_name = "URL", value_parser = base_url)]
     expose_base_url: Option<Base>,
 
@@ -359,6 +359,7 @@ mod tests {
         assert!(metrics_listen("[::1]:9464").is_ok());
         assert!(metrics_listen("9464").is_err());
         assert!(base_url("https://preview.example.com").is_ok());
+        assert!(base_url("https://*.sandboxes.example").is_ok());
         assert!(base_url("preview.example.com").is_err());
         assert!(finite("never").is_err());
         assert_eq!(finite("2m"), Ok(Duration::from_secs(120)));
