@@ -58,6 +58,7 @@ fn drive(runtime: &str, client: impl FnOnce(&Path) -> Command) {
     std::fs::write(dir.path().join("csr.pem"), csr.pem().unwrap()).unwrap();
     let command = client(dir.path());
     let api_key = key(&server, "contract", &[]);
+    let second_key = key(&server, "person", &["--principal", "contract"]);
     let set = ["secret", "set", "github:token", "--principal", "contract"];
     let set = server.k8e_with(&set, SECRET.as_bytes());
     assert_eq!(set.code, 0, "{}", set.all());
@@ -77,6 +78,7 @@ fn drive(runtime: &str, client: impl FnOnce(&Path) -> Command) {
         .env("ENDPOINT", address.trim_start_matches("https://"))
         .env("CA", server.data_dir().join("tls/sandbox-ca.crt"))
         .env("APIKEY", api_key)
+        .env("SECOND_APIKEY", second_key)
         .env("SECRET", SECRET)
         .env("KEY", dir.path().join("key.pem"))
         .env("CSR", dir.path().join("csr.pem"))

@@ -141,6 +141,23 @@ fn a_key_reaches_the_server_from_elsewhere_until_it_is_deleted() {
 }
 
 #[test]
+fn with_trust_loopback_root_needs_no_key_on_this_machine() {
+    let server = Server::start_with(&[&TCP[..], &["--trust-loopback"]].concat());
+    let certs = cert_dir(&server);
+    let call = |user: u32, args: &[&str]| {
+        let mut command = remote(&server, certs.path(), "");
+        ran(command.args(args).uid(user).gid(user))
+    };
+    let made = call(0, &["sandbox", "create"]);
+    assert_eq!(made.json()["owner"], "local", "{}", made.all());
+    let keys = call(0, &["apikey", "create", "x"]);
+    assert_eq!(keys.json()["detail"], "denied", "{}", keys.all());
+    let nobody = call(65534, &["sandbox", "status"]);
+    assert!(nobody.all().contains("missing API key"), "{}", nobody.all());
+    assert!(server.log_text().contains("--trust-loopback"));
+}
+
+#[test]
 fn a_login_is_a_certificate_that_ends_with_its_key() {
     let mut server = Server::start_with(&TCP);
     let (certs, ann) = (cert_dir(&server), key(&server, "ann", &[]));

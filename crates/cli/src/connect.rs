@@ -96,7 +96,8 @@ fn endpoint(address: Address, globals: &Globals) -> Result<Endpoint, Failure> {
     };
     let ca_pem = read("ca.crt")?;
     let api_key = api_key(globals);
-    // Who says who he is with a key needs no certificate, and on this machine the kernel may know.
+    // An API key is enough without a certificate, and a server with --trust-loopback needs neither on this machine. One
+    // without it answers what to do.
     let optional = api_key.is_some() || is_loopback(&authority);
     let identity = if optional && !dir.join("client.crt").exists() {
         None

@@ -13,7 +13,7 @@ use crate::metrics;
 use crate::recorder::{Recorder, now_ms};
 use crate::sessions::Shared;
 use crate::{Error, Sessions};
-use k8e_model::{Exposure, Port, Principal, ServiceHost, ServiceToken, SessionId};
+use k8e_model::{Exposure, Port, Principal, ServiceHost, ServiceLabel, ServiceToken, SessionId};
 use serde_json::json;
 use std::collections::HashMap;
 use std::fmt;
@@ -25,6 +25,20 @@ const PER_SESSION_MAX: usize = 32;
 
 /// What a URL's path begins with, as K8E's.
 pub const EXPOSE_PATH: &str = "/k8e/expose";
+
+/// What URLs of exposed services begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExposeBase {
+    /// All below one, each with a path of its own: `https://preview.example.com`.
+    Path(String),
+    /// Each with a host name, and so an origin, of its own, directly below a domain.
+    Host {
+        /// `http` or `https`.
+        scheme: &'static str,
+        /// With a port if it is not the scheme's: `sandboxes.example:8443`.
+        domain: String,
+    },
+}
 
 /// A service that has a URL, as its owner sees it.
 #[derive(Clone, PartialEq, Eq)]
@@ -50,7 +64,7 @@ pub struct OpenPort {
 #[derive(Default)]
 pub(crate) struct Exposures {
     /// Where the door to them is, for those who are not there yet; none without a door.
-    base: OnceLock<String>,
+    base: OnceLock<ExposeBase>,
     map: Mutex<HashMap<(SessionId, Port), Entry>>,
     /// Held while what is in the store and in the map changes.
     turn: tokio::sync::Mutex<()>,
@@ -65,9 +79,9 @@ struct Entry {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Says where the door to exposed services is, as in `https://preview.example.com`. Once.
-    pub fn serve_exposed_at(&self, base_url: String) {
-        let _ = self.shared.exposures.base.set(base_url);
+    /// Says where the door to exposed services is. Once.
+    pub fn serve_exposed_at(&self, base: ExposeBase) {
+        let _ = self.shared.exposures.base.set(base);
     }
 
     /// Gives a service a URL, or tells the one it has; where it listens may change.
@@ -81,7 +95,7 @@ impl Sessions {
         let audit = self.audited(who, "service.expose", &format!("{session}:{port}"));
         let exposed = async {
             let live = self.live(who, session).await?;
-            self.shared.exposures.base()?;
+            self.shared.exposures.base()?.check(session, port)?;
             let shared = Arc::clone(&self.shared);
             self.in_the_background(async move { shared.expose(live, port, host).await })
                 .await
@@ -116,7 +130,7 @@ impl Sessions {
         let exposures = &self.shared.exposures;
         let mut own = exposures.of(&live);
         own.sort_by_key(|exposure| exposure.port);
-        let base = exposures.base.get().map_or("", String::as_str);
+        let base = exposures.base.get();
         Ok(own
             .into_iter()
             .map(|exposure| ExposedService::new(exposure, base))
@@ -230,7 +244,7 @@ impl Shared {
             let detail = json!({ "port": port.get(), "host": exposure.host.as_str() });
             self.recorder.event(&live.record, "service_exposed", detail);
         }
-        Ok(ExposedService::new(exposure, self.exposures.base()?))
+        Ok(ExposedService::new(exposure, Some(self.exposures.base()?)))
     }
 
     async fn unexpose(&self, live: &Arc<Live>, port: Port) -> Result<bool, Error> {
@@ -253,9 +267,8 @@ impl Shared {
 // === impl Exposures ===
 
 impl Exposures {
-    fn base(&self) -> Result<&str, Error> {
-        let base = self.base.get().map(String::as_str);
-        base.ok_or(Error::NoExposeDoor)
+    fn base(&self) -> Result<&ExposeBase, Error> {
+        self.base.get().ok_or(Error::NoExposeDoor)
     }
 
     /// One that changed keeps its connections.
@@ -292,13 +305,44 @@ impl Entry {
     }
 }
 
+// === impl ExposeBase ===
+
+impl ExposeBase {
+    /// Whether a service can have a URL here.
+    fn check(&self, session: &SessionId, port: Port) -> Result<(), Error> {
+        match self {
+            Self::Path(_) => Ok(()),
+            Self::Host { .. } => {
+                let label = ServiceLabel::new(session.clone(), port);
+                label.map(drop).map_err(|e| Error::Invalid(e.message))
+            }
+        }
+    }
+
+    /// Without a slash at its end. None for one that was exposed when services had no host names, and cannot have one.
+    fn url(&self, session: &SessionId, port: Port) -> Option<String> {
+        match self {
+            Self::Path(base) => Some(format!("{base}{EXPOSE_PATH}/{session}/{port}")),
+            Self::Host { scheme, domain } => {
+                let label = ServiceLabel::new(session.clone(), port).ok()?;
+                Some(format!("{scheme}://{label}.{domain}"))
+            }
+        }
+    }
+}
+
 // === impl ExposedService ===
 
 impl ExposedService {
-    fn new(exposure: Exposure, base: &str) -> Self {
+    fn new(exposure: Exposure, base: Option<&ExposeBase>) -> Self {
         let Exposure { session, port, .. } = &exposure;
         let token = exposure.token.reveal();
-        let url = format!("{base}{EXPOSE_PATH}/{session}/{port}/?k8e_token={token}");
+        // Without a door there is nothing to begin with; it may have one again after a restart.
+        let place = match base {
+            Some(base) => base.url(session, *port),
+            None => Some(format!("{EXPOSE_PATH}/{session}/{port}")),
+        };
+        let url = place.map_or_else(String::new, |place| format!("{place}/?k8e_token={token}"));
         Self { exposure, url }
     }
 }

@@ -30,7 +30,7 @@ pub use approvals::ApprovalFilter;
 pub use audit::Audit;
 pub use config::Config;
 pub use error::Error;
-pub use exposures::{EXPOSE_PATH, ExposedService, OpenPort, PortConnection};
+pub use exposures::{EXPOSE_PATH, ExposeBase, ExposedService, OpenPort, PortConnection};
 pub use files::{
     FileInfo, FileKind, FileLister, FileRange, FileReader, FileWriter, ListOptions, WriteOptions,
 };

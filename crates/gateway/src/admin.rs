@@ -1,10 +1,10 @@
 //! The door for those who watch the server: `/metrics`, `/healthz` and `/readyz` over plain HTTP.
 //!
 //! It knows nobody and shows nothing of a client's, so it is closed unless somebody asks for it.
-//! A connection gets one answer and little time, and there are few of them: who is slow is sent
-//! away, and a flood costs the server no more than this door.
+//! A connection gets one answer and little time, and there are few of them, fewer from one source: a
+//! flood costs the server no more than this door, and who watches from elsewhere does not notice.
 
-use crate::listen::{Bounded, Counted};
+use crate::connection_limit::{self, ConnectionLimits, Limited};
 use crate::{Error, Metrics};
 use futures::StreamExt as _;
 use http_body_util::Full;
@@ -19,17 +19,23 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// A few who watch, and those who look by hand; further ones wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 32;
-
 /// What a request's head may take, and the whole connection: an answer is some kilobytes.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
 const CONNECTION_WITHIN: Duration = Duration::from_secs(10);
+
+/// A few who watch, and those who look by hand. Nobody authenticates here.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    listener: "metrics",
+    unauthenticated_max: 32,
+    unauthenticated_per_source_max: 16,
+    authenticated_max: 0,
+    authenticate_within: CONNECTION_WITHIN,
+};
 
 /// Of a request's head; hyper takes no less.
 const HEAD_BYTES_MAX: usize = 8192;
@@ -86,12 +92,12 @@ impl AdminDoor {
             metrics: self.metrics.clone(),
             stopping,
         };
-        let mut incoming = pin!(Bounded::new(self.listener, CONNECTIONS_MAX).stream());
+        let mut incoming = pin!(connection_limit::accept(self.listener, LIMITS));
         let mut connections = JoinSet::new();
         let mut upkeep = pin!(self.metrics.upkeep());
         loop {
             tokio::select! {
-                Some(Ok(stream)) = incoming.next() => {
+                Some(stream) = incoming.next() => {
                     connections.spawn(serve_one(stream, view.clone()));
                 }
                 Some(_) = connections.join_next() => {}
@@ -101,7 +107,7 @@ impl AdminDoor {
     }
 }
 
-async fn serve_one(stream: Counted<TcpStream>, view: View) {
+async fn serve_one(stream: Limited, view: View) {
     let service = service_fn(|request| {
         let view = view.clone();
         async move { Ok::<_, Infallible>(view.answer(&request).await) }

@@ -12,9 +12,10 @@ pub(crate) mod peer;
 pub(crate) mod throttle;
 pub(crate) mod tls;
 
+use crate::connection_limit::LimitReached;
 use crate::limit::{Class, Limiter, RateLimits};
 use crate::metrics::{AUTH_REFUSED, AUTH_WRONG_KEYS};
-use crate::secure::{Nameless, TlsPeer};
+use crate::secure::{KernelIdentity, Nameless, TlsPeer};
 use k8e_api::SESSION_HEADER;
 use k8e_api::status::to_status;
 use k8e_engine::{Certificate, Sessions};
@@ -104,6 +105,7 @@ impl Doorkeeper {
     ) -> Result<(Principal, Credential), Status> {
         let known = if let Some(peer) = request.extensions().get::<TlsPeer>() {
             self.by_tls(peer, request.headers())
+                .and_then(|known| peer.authenticated().map(|()| known).map_err(full))
         } else {
             self.by_peer(request.extensions().get())
         };
@@ -131,6 +133,16 @@ impl Doorkeeper {
         checked.map_err(|e| to_status(e.code(), &e.to_string()))
     }
 
+    /// Whether this certificate counts now.
+    pub(crate) fn is_valid(&self, certificate: &Certificate) -> bool {
+        self.0.sessions.verify_certificate(certificate).is_ok()
+    }
+
+    /// Whether a user of this machine is root or a member of the group.
+    pub(crate) fn user_may_enter(&self, uid: u32) -> bool {
+        peer::user_may_enter(uid, &self.0.group)
+    }
+
     pub(crate) fn sessions(&self) -> &Sessions {
         &self.0.sessions
     }
@@ -154,7 +166,7 @@ impl Doorkeeper {
         Ok((Principal::local(), Credential::Kernel))
     }
 
-    /// The TLS door: an API key, a certificate, or somebody of this machine.
+    /// The TLS door: an API key, a certificate, or, with --trust-loopback, root or a member of the group on this machine.
     fn by_tls(
         &self,
         peer: &TlsPeer,
@@ -162,9 +174,7 @@ impl Doorkeeper {
     ) -> Result<(Principal, Credential), Status> {
         if let Some(key) = headers.get("authorization") {
             let key = key.to_str().ok().and_then(bearer);
-            let known = self.by_key(peer.address, key)?;
-            peer.is_known();
-            return Ok(known);
+            return self.by_key(peer.address, key);
         }
         match &peer.certificate {
             Some(Ok(certificate)) => {
@@ -176,12 +186,28 @@ impl Doorkeeper {
                 Code::Unauthenticated,
                 "the client certificate has no usable common name",
             )),
-            None if peer.local => Ok((Principal::loopback(), Credential::Kernel)),
-            None => Err(to_status(
-                Code::Unauthenticated,
-                "missing API key or client certificate: send `authorization: Bearer k8e_…`, or log in with one",
-            )),
+            None if peer.kernel == KernelIdentity::Trusted => {
+                Ok((Principal::loopback(), Credential::Kernel))
+            }
+            None => Err(self.missing_credentials(peer)),
         }
+    }
+
+    fn missing_credentials(&self, peer: &TlsPeer) -> Status {
+        let group = &self.0.group;
+        let on_this_machine = match peer.kernel {
+            KernelIdentity::Refused => format!(
+                ". --trust-loopback lets in only root and members of the group {group}, by a plain connection that is open"
+            ),
+            _ if peer.address.to_canonical().is_loopback() => format!(
+                ". On this machine root and members of the group {group} can use the Unix socket (k8e.sock in the data directory) without a key, or start the server with --trust-loopback"
+            ),
+            _ => String::new(),
+        };
+        let message = format!(
+            "missing API key or client certificate: make a key with `k8e apikey create NAME` on the server and send it with every call (`authorization: Bearer k8e_…`), or once to get a certificate (`k8e login`){on_this_machine}"
+        );
+        to_status(Code::Unauthenticated, &message)
     }
 
     fn by_key(&self, from: IpAddr, key: Option<ApiKey>) -> Result<(Principal, Credential), Status> {
@@ -225,6 +251,13 @@ fn bearer(text: &str) -> Option<ApiKey> {
 fn invalid_key() -> Status {
     let error = k8e_engine::Error::KeyInvalid;
     to_status(error.code(), &error.to_string())
+}
+
+fn full(LimitReached { authenticated_max }: LimitReached) -> Status {
+    let message = format!(
+        "this server has {authenticated_max} connections of authenticated clients open, and takes no more: retry, and use one connection for many calls"
+    );
+    to_status(Code::Exhausted, &message)
 }
 
 fn too_many_wrong() -> Status {

@@ -2,8 +2,8 @@
 //!
 //! Visitors are nobody that the server knows and services are hostile, so the door trusts neither. A
 //! wrong token, a service without a URL and a session that is not there are the same answer in the
-//! same time. What a service says is kept from meaning anything outside its own path: all of them
-//! share one origin. Nothing is buffered: bodies and WebSockets go through as they come.
+//! same time. What a service says is kept from meaning anything outside its own path, or host where
+//! each has one: otherwise all of them share one origin. Nothing is buffered: bodies and WebSockets go through as they come.
 
 mod base;
 mod headers;
@@ -13,7 +13,7 @@ mod visit;
 pub use base::BaseUrl;
 
 use crate::Error;
-use crate::listen::{Bounded, Counted};
+use crate::connection_limit::{self, ConnectionLimits, LimitReached, Limited, Slot};
 use futures::StreamExt as _;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Full};
@@ -23,7 +23,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use k8e_engine::Sessions;
+use k8e_engine::{ExposeBase, Sessions};
 use metrics::{counter, describe_counter};
 use rustix::net::sockopt;
 use std::convert::Infallible;
@@ -34,12 +34,18 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// Of all visitors. Each costs two descriptors and some buffers; further ones wait in the kernel's
-/// queue. One session's services take at most 64 at once.
-const CONNECTIONS_MAX: usize = 1024;
-
 /// What a request's head may take, and the wait for the next on a connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(15);
+
+/// A visitor is authenticated once a request of the connection had the right token. Each costs two descriptors then, and some
+/// buffers; one session's services take at most 64 at once. A proxy in front is one source, so that may have half.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    listener: "expose",
+    unauthenticated_max: 1024,
+    unauthenticated_per_source_max: 512,
+    authenticated_max: 1024,
+    authenticate_within: HEAD_WITHIN,
+};
 
 /// Of a head, either way: cookies and all. Bodies have no bound.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
@@ -110,8 +116,8 @@ impl ExposeDoor {
     }
 
     /// How visitors get here.
-    pub(crate) fn base_url(&self) -> String {
-        self.base.to_string()
+    pub(crate) fn base(&self) -> ExposeBase {
+        self.base.for_engine()
     }
 
     /// Serves until it is dropped, and cuts its visitors off then: a stream of events has no end.
@@ -124,11 +130,11 @@ impl ExposeDoor {
             sessions,
             base: self.base,
         });
-        let mut incoming = pin!(Bounded::new(self.listener, CONNECTIONS_MAX).stream());
+        let mut incoming = pin!(connection_limit::accept(self.listener, LIMITS));
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
-                Some(Ok(stream)) = incoming.next() => {
+                Some(stream) = incoming.next() => {
                     connections.spawn(serve_one(stream, Arc::clone(&view)));
                 }
                 Some(_) = connections.join_next() => {}
@@ -137,17 +143,15 @@ impl ExposeDoor {
     }
 }
 
-async fn serve_one(stream: Counted<TcpStream>, view: Arc<View>) {
-    let Ok(visitor) = stream.get_ref().peer_addr() else {
-        return;
-    };
+async fn serve_one(stream: Limited, view: Arc<View>) {
+    let (visitor, slot) = (stream.peer(), Arc::clone(stream.slot()));
     if let Err(error) = keep_alive(stream.get_ref()) {
         tracing::debug!("a visitor's connection: {error}");
         return;
     }
     let service = service_fn(|request| {
-        let view = Arc::clone(&view);
-        async move { Ok::<_, Infallible>(view.answer(request, visitor.ip()).await) }
+        let (view, slot) = (Arc::clone(&view), Arc::clone(&slot));
+        async move { Ok::<_, Infallible>(view.answer(request, visitor.ip(), &slot).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -171,11 +175,15 @@ fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
 // === impl View ===
 
 impl View {
-    async fn answer(&self, request: Request<Incoming>, visitor: IpAddr) -> Answer {
+    async fn answer(&self, request: Request<Incoming>, visitor: IpAddr, slot: &Slot) -> Answer {
         let Some((visit, port)) = visit::admit(&self.sessions, &self.base, &request) else {
             count("refused");
             return not_found();
         };
+        if let Err(full) = slot.authenticate() {
+            count("unreachable");
+            return too_many(full);
+        }
         if let Some(elsewhere) = visit.without_token(&self.base, &request) {
             count("3xx");
             return elsewhere;
@@ -216,6 +224,14 @@ fn class(status: StatusCode) -> &'static str {
 fn not_found() -> Answer {
     let text = "not found: no service is exposed here, or its token is missing or wrong; its owner gets the URL from `k8e sandbox exposed`";
     let mut answer = told(StatusCode::NOT_FOUND, text);
+    let close = HeaderValue::from_static("close");
+    answer.headers_mut().insert(CONNECTION, close);
+    answer
+}
+
+fn too_many(LimitReached { authenticated_max }: LimitReached) -> Answer {
+    let text = format!("{authenticated_max} visitors are connected already: try again");
+    let mut answer = told(StatusCode::SERVICE_UNAVAILABLE, &text);
     let close = HeaderValue::from_static("close");
     answer.headers_mut().insert(CONNECTION, close);
     answer

@@ -10,6 +10,7 @@ mod auth;
 mod broken_off;
 mod catch_panic;
 mod compat;
+mod connection_limit;
 mod deadline;
 mod error;
 mod expose;
@@ -21,6 +22,7 @@ mod metrics;
 mod rotate;
 mod secure;
 mod socket;
+mod source;
 
 /// For the crate `fuzz`: decoders that are nobody else's business.
 #[doc(hidden)]
@@ -54,10 +56,9 @@ use tokio::sync::watch;
 use tonic::transport::Server;
 use tower::util::MapRequestLayer;
 
-/// Connections of one door. Each costs a descriptor and some buffers; further ones wait in the
+/// Connections of the Unix socket. Each costs a descriptor and some buffers; further ones wait in the
 /// kernel's queue, so that ten thousand clients at once are slow and not an outage.
 const UNIX_CONNECTIONS_MAX: usize = 4096;
-const TCP_CONNECTIONS_MAX: usize = 1024;
 
 /// Calls under way on one connection; further ones wait at the client.
 ///
@@ -112,6 +113,9 @@ pub struct Tcp {
     pub address: SocketAddr,
     /// Whether the server may not start without it. An address that nobody asked for may be taken.
     pub required: bool,
+    /// Whether a client on loopback without key and certificate is believed to be the user that the kernel says owns its
+    /// socket, and let in if that is root or a member of the group.
+    pub trust_loopback: bool,
 }
 
 /// The doors, open but not served yet.
@@ -128,6 +132,7 @@ pub struct Gateway {
 struct TcpDoor {
     listener: TcpListener,
     address: SocketAddr,
+    trust_loopback: bool,
     tls: Arc<Tls>,
     names: Names,
     check_every: Duration,
@@ -154,7 +159,7 @@ impl Gateway {
             _ => None,
         };
         if let Some(door) = &expose {
-            sessions.serve_exposed_at(door.base_url());
+            sessions.serve_exposed_at(door.base());
         }
         let unix = UnixListener::from_std(listeners.unix).map_err(Error::Reactor)?;
         Ok(Self {
@@ -189,12 +194,12 @@ impl Gateway {
         let visited = self.sessions.clone();
         let tls = self.tcp.as_ref().map(|door| Arc::clone(&door.tls));
         let service = grpc::services(self.sessions.clone(), tls, stopped.clone()).await?;
-        let keeper = Doorkeeper::new(self.sessions.clone(), self.group.clone(), self.rate_limits);
+        let keeper = Doorkeeper::new(self.sessions.clone(), self.group, self.rate_limits);
         let layers = (CountLayer::new(), AdmitLayer(keeper));
         let unix = serve_unix(self.unix, service.clone(), layers.clone(), signal(&stopped));
         let tcp = async {
             match self.tcp {
-                Some(door) => serve_tcp(door, self.group, service, layers, signal(&stopped)).await,
+                Some(door) => serve_tcp(door, service, layers, signal(&stopped)).await,
                 None => Ok(()),
             }
         };
@@ -244,11 +249,18 @@ async fn drained(
 fn open_tcp(tcp: Tcp, listener: std::net::TcpListener, config: &Config) -> Result<TcpDoor, Error> {
     let listener = TcpListener::from_std(listener).map_err(Error::Reactor)?;
     let address = listener.local_addr().unwrap_or(tcp.address);
+    if tcp.trust_loopback {
+        tracing::warn!(
+            "--trust-loopback: programs of root and of the group {} need neither key nor certificate on loopback; what they pass on for others is let in too",
+            config.socket_group
+        );
+    }
     let names = Names::new(&config.tls_names)?;
     let tls = Arc::new(Tls::open(&config.tls_dir, &names.now())?);
     Ok(TcpDoor {
         listener,
         address,
+        trust_loopback: tcp.trust_loopback,
         tls,
         names,
         check_every: config.tls_check_every,
@@ -275,13 +287,13 @@ async fn serve_unix(
 
 async fn serve_tcp(
     door: TcpDoor,
-    group: String,
     services: grpc::Services,
     (count, admit): (CountLayer, AdmitLayer),
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let config = door.tls.server_config()?;
-    let incoming = secure::accept(door.listener, TCP_CONNECTIONS_MAX, config, group);
+    let keeper = admit.0.clone();
+    let incoming = secure::accept(door.listener, config, keeper, door.trust_loopback);
     let served = tuned(Server::builder())
         .layer(count)
         .layer(deadline::DeadlineLayer)

@@ -26,6 +26,7 @@ use tower::{Layer, Service};
 const GRPC_REQUESTS: &str = "k8e_grpc_requests_total";
 pub(crate) const AUTH_REFUSED: &str = "k8e_auth_refused_total";
 pub(crate) const AUTH_WRONG_KEYS: &str = "k8e_auth_wrong_keys_total";
+pub(crate) const CONNECTIONS_CLOSED: &str = "k8e_connections_closed_total";
 pub(crate) const RATE_LIMITED: &str = "k8e_rate_limited_total";
 const BUILD_INFO: &str = "k8e_build_info";
 // As every process of Prometheus' world is described.
@@ -245,6 +246,10 @@ fn describe() {
     );
     describe_counter!(AUTH_REFUSED, "Calls of somebody who is not known");
     describe_counter!(AUTH_WRONG_KEYS, "Calls with an API key that is none");
+    describe_counter!(
+        CONNECTIONS_CLOSED,
+        "Connections that had not authenticated and were closed to make room for others"
+    );
     describe_counter!(
         RATE_LIMITED,
         "Calls sent away because their caller calls too often"

@@ -1,44 +1,43 @@
-//! Connections over TLS: handshakes side by side, each with little time, and room for who is known.
+//! Connections over TLS: handshakes side by side, each with little time.
 //!
-//! Who has no certificate comes in too, for an API key may follow. Until it does he is a stranger,
-//! so strangers have a part of the door to themselves, each address a part of that, and all of them
-//! little time.
+//! A client without a certificate comes in too, for an API key may follow. It counts as unauthenticated
+//! ([`crate::connection_limit`]) from the accept until a call of it was let in.
 
-use crate::auth::{loopback, peer, tls};
-use crate::listen::{Bounded, Counted};
+use crate::auth::{Doorkeeper, loopback, tls};
+use crate::connection_limit::{self, ConnectionLimits, LimitReached, Limited, Slot};
 use futures::{Stream, StreamExt as _};
 use k8e_engine::Certificate;
 use rustls::ServerConfig;
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-/// A stranger may hold a connection for this long before he must have finished his handshake.
+/// A handshake is two round trips; a connection that has not finished it by then is closed.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Connections without a certificate, and those of one address: half of the door, and a part of
-/// that. The other half is for certificates of ours.
-const STRANGERS_MAX: usize = 512;
-const STRANGERS_PER_ADDRESS_MAX: usize = 128;
-
-/// A stranger must have sent a key that is right by then.
-const KNOWN_WITHIN: Duration = Duration::from_secs(30);
+/// Each connection costs a descriptor and some buffers, about 50 KiB at most before it has authenticated. A source may
+/// have half of the unauthenticated ones: an office behind one address starts many clients at once.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    listener: "tls",
+    unauthenticated_max: 1024,
+    unauthenticated_per_source_max: 512,
+    authenticated_max: 1024,
+    // Long enough for a person who is asked for a key.
+    authenticate_within: Duration::from_secs(30),
+};
 
 /// A connection whose handshake is over.
 pub(crate) struct Secured {
-    stream: TlsStream<Counted<TcpStream>>,
+    stream: TlsStream<Limited>,
     peer: TlsPeer,
-    patience: Option<Patience>,
 }
 
 /// Who is at the other end, as far as the connection tells.
@@ -46,74 +45,54 @@ pub(crate) struct Secured {
 pub(crate) struct TlsPeer {
     /// From where.
     pub(crate) address: IpAddr,
-    /// His certificate, if he has one; an error is one without a name.
+    /// The client's certificate, if it has one; an error is one without a name.
     pub(crate) certificate: Option<Result<Arc<Certificate>, Nameless>>,
-    /// Whether the kernel says that he is somebody of this machine who may use the socket.
-    pub(crate) local: bool,
-    /// While he is a stranger, his place among them.
-    stranger: Place,
+    /// What the kernel says about its owner.
+    pub(crate) kernel: KernelIdentity,
+    slot: Arc<Slot>,
 }
 
-type Place = Arc<Mutex<Option<Stranger>>>;
-
-/// Waits for a stranger to become known, not for ever.
-struct Patience {
-    stranger: Place,
-    until: Pin<Box<Sleep>>,
+/// What the kernel says about the owner of a connection that comes without a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelIdentity {
+    /// It was not asked: it comes from another machine, with a certificate, or the server does not trust loopback.
+    NotAsked,
+    /// On loopback, and not known to be of root or a member of the group.
+    Refused,
+    /// Root, or a member of the group.
+    Trusted,
 }
 
 /// A certificate that says of nobody that it is his.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nameless;
 
-/// Connections without a certificate.
-#[derive(Debug, Default)]
-struct Strangers {
-    all: usize,
-    by_address: HashMap<IpAddr, usize>,
-}
-
-/// One of them, counted until it is dropped.
-#[derive(Debug)]
-struct Stranger {
-    strangers: Arc<Mutex<Strangers>>,
-    address: IpAddr,
-}
-
-/// Connections as they come out of their handshakes, at most `connections_max` at once. Never ends.
+/// Connections as they come out of their handshakes. Never ends. With `trust_loopback` the kernel is asked who owns those
+/// that come from this machine without a certificate.
 pub(crate) fn accept(
     listener: TcpListener,
-    connections_max: usize,
     config: ServerConfig,
-    group: String,
+    keeper: Doorkeeper,
+    trust_loopback: bool,
 ) -> impl Stream<Item = io::Result<Secured>> + Send {
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let strangers = Arc::new(Mutex::new(Strangers::default()));
-    let group: Arc<str> = group.into();
-    Bounded::new(listener, connections_max)
-        .stream()
-        .filter_map(|accepted| async { accepted.ok() })
+    connection_limit::accept(listener, LIMITS)
         .map(move |stream| {
-            let (acceptor, strangers) = (acceptor.clone(), Arc::clone(&strangers));
-            let group = Arc::clone(&group);
+            let (acceptor, keeper) = (acceptor.clone(), keeper.clone());
             // In a task: nobody's handshake waits for somebody else's turn to be asked.
-            tokio::spawn(async move { secure(stream, acceptor, strangers, &group).await })
+            tokio::spawn(async move { secure(stream, acceptor, keeper, trust_loopback).await })
         })
-        .buffer_unordered(connections_max)
+        .buffer_unordered(LIMITS.open_max())
         .filter_map(|done| async { done.ok().flatten().map(Ok) })
 }
 
 async fn secure(
-    stream: Counted<TcpStream>,
+    stream: Limited,
     acceptor: TlsAcceptor,
-    strangers: Arc<Mutex<Strangers>>,
-    group: &str,
+    keeper: Doorkeeper,
+    trust_loopback: bool,
 ) -> Option<Secured> {
-    let (peer, own) = stream
-        .get_ref()
-        .peer_addr()
-        .ok()
-        .zip(stream.get_ref().local_addr().ok())?;
+    let (peer, slot) = (stream.peer(), Arc::clone(stream.slot()));
     let handshake = tokio::time::timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await;
     let stream = match handshake {
         Ok(Ok(stream)) => stream,
@@ -131,101 +110,50 @@ async fn secure(
         let certificate = tls::certificate(der).ok_or(Nameless);
         certificate.map(Arc::new)
     });
-    let local = certificate.is_none() && is_local(peer, own, group);
-    let stranger = if certificate.is_none() && !local {
-        let Some(stranger) = Stranger::enter(&strangers, peer.ip().to_canonical()) else {
-            tracing::debug!("too many connections without a certificate: {peer} is sent away");
-            return None;
-        };
-        Some(stranger)
+    let kernel = if trust_loopback && certificate.is_none() {
+        ask_kernel(stream.get_ref().0.get_ref(), &keeper)
     } else {
-        None
+        KernelIdentity::NotAsked
     };
-    let patience = stranger.is_some();
-    let stranger = Arc::new(Mutex::new(stranger));
-    Some(Secured {
-        stream,
-        patience: patience.then(|| Patience::new(&stranger)),
-        peer: TlsPeer {
-            address: peer.ip(),
-            certificate,
-            local,
-            stranger,
-        },
-    })
+    let known = match &certificate {
+        Some(Ok(certificate)) => keeper.is_valid(certificate),
+        Some(Err(Nameless)) => false,
+        None => kernel == KernelIdentity::Trusted,
+    };
+    let peer = TlsPeer {
+        address: peer.ip(),
+        certificate,
+        kernel,
+        slot,
+    };
+    if known && let Err(LimitReached { authenticated_max }) = peer.authenticated() {
+        // Its calls say so too, or find that there is room meanwhile.
+        tracing::debug!("there are {authenticated_max} authenticated connections already");
+    }
+    Some(Secured { stream, peer })
 }
 
-fn is_local(peer: SocketAddr, own: SocketAddr, group: &str) -> bool {
-    loopback::peer_uid(peer, own).is_some_and(|uid| peer::user_may_enter(uid, group))
+fn ask_kernel(stream: &TcpStream, keeper: &Doorkeeper) -> KernelIdentity {
+    match loopback::peer_uid(stream) {
+        Ok(uid) if keeper.user_may_enter(uid) => KernelIdentity::Trusted,
+        Ok(uid) => {
+            tracing::debug!("user {uid} has no key and may not be trusted on loopback");
+            KernelIdentity::Refused
+        }
+        Err(loopback::Unknown::NotLoopback) => KernelIdentity::NotAsked,
+        Err(unknown) => {
+            tracing::debug!("the owner of a connection on loopback is not known: {unknown}");
+            KernelIdentity::Refused
+        }
+    }
 }
 
 // === impl TlsPeer ===
 
 impl TlsPeer {
-    /// He has sent a key that is right: his place among strangers is free, and his time his own.
-    pub(crate) fn is_known(&self) {
-        let place = self.stranger.lock();
-        drop(place.unwrap_or_else(PoisonError::into_inner).take());
-    }
-}
-
-// === impl Patience ===
-
-impl Patience {
-    fn new(stranger: &Place) -> Self {
-        Self {
-            stranger: Arc::clone(stranger),
-            until: Box::pin(tokio::time::sleep(KNOWN_WITHIN)),
-        }
-    }
-
-    /// None while there is nothing to say yet; then whether he is known.
-    fn poll_known(&mut self, context: &mut Context<'_>) -> Option<bool> {
-        let place = self.stranger.lock().unwrap_or_else(PoisonError::into_inner);
-        if place.is_none() {
-            return Some(true);
-        }
-        drop(place);
-        self.until
-            .as_mut()
-            .poll(context)
-            .is_ready()
-            .then_some(false)
-    }
-}
-
-// === impl Stranger ===
-
-impl Stranger {
-    /// None when there are too many.
-    fn enter(strangers: &Arc<Mutex<Strangers>>, address: IpAddr) -> Option<Self> {
-        let mut all = strangers.lock().unwrap_or_else(PoisonError::into_inner);
-        let from_there = all.by_address.get(&address).copied().unwrap_or(0);
-        if all.all >= STRANGERS_MAX || from_there >= STRANGERS_PER_ADDRESS_MAX {
-            return None;
-        }
-        all.all += 1;
-        all.by_address.insert(address, from_there + 1);
-        Some(Self {
-            strangers: Arc::clone(strangers),
-            address,
-        })
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let mut all = self
-            .strangers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        all.all -= 1;
-        if let Some(from_there) = all.by_address.get_mut(&self.address) {
-            *from_there -= 1;
-            if *from_there == 0 {
-                all.by_address.remove(&self.address);
-            }
-        }
+    /// The client has proved who it is: its connection gives its slot among the unauthenticated ones back.
+    pub(crate) fn authenticated(&self) -> Result<(), LimitReached> {
+        self.slot.authenticate()
     }
 }
 
@@ -244,13 +172,6 @@ impl AsyncRead for Secured {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some(patience) = &mut self.patience {
-            match patience.poll_known(context) {
-                Some(true) => self.patience = None,
-                Some(false) => return Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-                None => {}
-            }
-        }
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
@@ -282,45 +203,5 @@ impl AsyncWrite for Secured {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_stranger_becomes_known_or_goes() {
-        let strangers = Arc::default();
-        let place = || {
-            let address = IpAddr::V4(1.into());
-            Arc::new(Mutex::new(Stranger::enter(&strangers, address)))
-        };
-        let known = async |stranger: &Place| {
-            let mut patience = Patience::new(stranger);
-            std::future::poll_fn(|context| match patience.poll_known(context) {
-                Some(known) => Poll::Ready(known),
-                None => Poll::Pending,
-            })
-            .await
-        };
-        assert!(!known(&place()).await, "time passes, and nothing comes");
-        let stranger = place();
-        drop(stranger.lock().unwrap().take());
-        assert!(known(&stranger).await);
-        assert_eq!(strangers.lock().unwrap().all, 0);
-    }
-
-    #[test]
-    fn strangers_have_their_part_and_each_address_a_part_of_that() {
-        let strangers = Arc::default();
-        let enter = |n: u32| Stranger::enter(&strangers, IpAddr::V4(n.into()));
-        let mut held: Vec<_> = (0..1000).map_while(|_| enter(1)).collect();
-        assert_eq!(held.len(), STRANGERS_PER_ADDRESS_MAX);
-        held.extend((2..1000).map_while(enter));
-        assert_eq!(held.len(), STRANGERS_MAX);
-        drop(held);
-        let table = strangers.lock().unwrap();
-        assert_eq!((table.all, table.by_address.len()), (0, 0));
     }
 }

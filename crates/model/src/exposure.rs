@@ -10,6 +10,9 @@ const TOKEN_BYTES: usize = 32;
 /// The longest address of the kind, with room.
 const HOST_BYTES_MAX: usize = 64;
 
+/// A label of DNS has 63 bytes; a port and a dash take up to six.
+const LABEL_SESSION_BYTES_MAX: usize = 57;
+
 /// A port that something can listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Port(u16);
@@ -37,6 +40,15 @@ pub struct Exposure {
     pub started_at: UnixMillis,
 }
 
+/// The first label of a service's own host name: port and session, as in `8000-sess-xa3pvctig6z62cuz37lw`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceLabel {
+    /// Where it runs.
+    pub session: SessionId,
+    /// Which it is.
+    pub port: Port,
+}
+
 // === impl Port ===
 
 impl Port {
@@ -59,6 +71,42 @@ impl Port {
 impl fmt::Display for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+// === impl ServiceLabel ===
+
+impl ServiceLabel {
+    /// An error when the session's id is too long to share a label of DNS with a port.
+    pub fn new(session: SessionId, port: Port) -> Result<Self, Error> {
+        if session.as_str().len() > LABEL_SESSION_BYTES_MAX {
+            return Err(Error::invalid(format!(
+                "session {session} cannot have a host name for its services: this server gives each its own, for which a session id has at most {LABEL_SESSION_BYTES_MAX} characters"
+            )));
+        }
+        Ok(Self { session, port })
+    }
+}
+
+impl fmt::Display for ServiceLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.port, self.session)
+    }
+}
+
+/// In one spelling only: lower case, no zeros before the port.
+impl FromStr for ServiceLabel {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = || Error::invalid("not the host name of a service");
+        let (number, session) = text.split_once('-').ok_or_else(wrong)?;
+        let port = number.parse::<u16>().map_err(|_| wrong())?;
+        let label = Self::new(session.parse()?, Port::new(port.into())?)?;
+        if label.to_string() == text {
+            Ok(label)
+        } else {
+            Err(wrong())
+        }
     }
 }
 
@@ -206,5 +254,41 @@ mod tests {
         for bad in ["", &text[1..], &almost] {
             assert_eq!(ServiceToken::parse(bad.as_bytes()), None);
         }
+    }
+
+    #[test]
+    fn labels_have_one_spelling_and_fit_into_dns() {
+        let label: ServiceLabel = "8000-sess-ab".parse().unwrap();
+        assert_eq!(
+            (label.session.as_str(), label.port.get()),
+            ("sess-ab", 8000)
+        );
+        assert_eq!(label.to_string(), "8000-sess-ab");
+        let long = "s".repeat(LABEL_SESSION_BYTES_MAX);
+        let label = format!("65535-{long}");
+        assert_eq!(label.len(), 63);
+        assert_eq!(label.parse::<ServiceLabel>().unwrap().to_string(), label);
+        for bad in [
+            "",
+            "8000",
+            "8000-",
+            "-s1",
+            "0-s1",
+            "080-s1",
+            "+80-s1",
+            "65536-s1",
+            "80-S1",
+            "80--s1",
+            "80-s1-",
+            "80-s1.x",
+            "80_s1",
+            "*",
+            &format!("80-{long}s"),
+        ] {
+            assert!(bad.parse::<ServiceLabel>().is_err(), "{bad}");
+        }
+        let id: SessionId = format!("{long}s").parse().unwrap();
+        let refused = ServiceLabel::new(id, Port::new(80).unwrap()).unwrap_err();
+        assert!(refused.message.contains("at most 57"), "{refused:?}");
     }
 }

@@ -38,7 +38,7 @@ pub use egress::{
     Ipv4Net, RULES_MAX, Rule, Target,
 };
 pub use error::{Code, Error};
-pub use exposure::{Exposure, Port, ServiceHost, ServiceToken};
+pub use exposure::{Exposure, Port, ServiceHost, ServiceLabel, ServiceToken};
 pub use id::{ApprovalId, KeyId, RunId, SandboxId, SessionId, TenantId, TerminalId};
 pub use key::{ApiKey, KeyHash};
 pub use language::Language;

@@ -273,8 +273,9 @@ async function subAgents(client, sid) {
 
 // Who asks waits, and somebody else answers.
 async function approvals(client, sid) {
-  // Who is root here, as the kernel says: no key, no certificate.
-  const person = new Client();
+  // Another key of the same principal. With neither key nor certificate nobody is let in.
+  const person = new Client(null, null, process.env.SECOND_APIKEY);
+  await refused(status.UNAUTHENTICATED, 'k8e apikey create', new Client().call('ListSessions'));
   const { approval_id } = await client.call('ConfirmAction', { session_id: sid, action: 'drop the database' });
   const decision = { approval_id, approved: true, reason: 'because' };
   await refused(status.PERMISSION_DENIED, 'who asked', client.call('ApproveAction', decision));

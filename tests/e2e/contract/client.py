@@ -392,8 +392,10 @@ def sub_agents(client, sid):
 
 def approvals(client, sid):
     """Who asks waits, and somebody else answers."""
-    # Who is root here, as the kernel says: no key, no certificate.
-    person = Client()
+    # Another key of the same principal. With neither key nor certificate nobody is let in.
+    person = Client(metadata=[("authorization", "Bearer " + os.environ["SECOND_APIKEY"])])
+    unauthenticated = grpc.StatusCode.UNAUTHENTICATED
+    refused(unauthenticated, "k8e apikey create", Client().ListSessions)
     missing = grpc.StatusCode.NOT_FOUND
     for answer in [True, False]:
         asked = client.ConfirmAction(session_id=sid, action="drop the database")

@@ -2,7 +2,7 @@
 
 use super::*;
 use bytes::Bytes;
-use k8e_engine::{ExposedService, OpenPort, PortConnection};
+use k8e_engine::{ExposeBase, ExposedService, OpenPort, PortConnection};
 use k8e_model::{Lifetime, Port, ServiceToken};
 use k8e_testkit::{Script, Step};
 use k8e_wire::proto::{Connected, Done, End, reply, request};
@@ -14,7 +14,9 @@ const BASE: &str = "https://preview.example.com";
 impl Server {
     async fn with_door() -> Self {
         let server = Self::start().await;
-        server.sessions.serve_exposed_at(BASE.to_owned());
+        server
+            .sessions
+            .serve_exposed_at(ExposeBase::Path(BASE.to_owned()));
         server
     }
 
@@ -158,7 +160,9 @@ async fn a_url_outlives_the_server_and_not_its_session() {
     assert!(taken.unwrap());
 
     let server = server.restart().await;
-    server.sessions.serve_exposed_at(BASE.to_owned());
+    server
+        .sessions
+        .serve_exposed_at(ExposeBase::Path(BASE.to_owned()));
     assert_eq!(server.exposed("a").await, std::slice::from_ref(&exposed));
     assert!(server.open(&gone).is_none());
     let mut connection = server.open(&exposed).unwrap().connect().await.unwrap();
@@ -192,11 +196,29 @@ async fn a_lost_key_costs_urls_and_nothing_else() {
     let store = Store::open(dir.path()).await.unwrap();
     let sessions = Sessions::start(config, store, drivers(&driver)).await;
     let sessions = sessions.unwrap();
-    sessions.serve_exposed_at(BASE.to_owned());
+    sessions.serve_exposed_at(ExposeBase::Path(BASE.to_owned()));
     assert!(sessions.exposed(&me(), &sid("a")).await.unwrap().is_empty());
     let host = "".parse().unwrap();
     let again = sessions.expose(&me(), &sid("a"), port(8080), host).await;
     again.unwrap();
+}
+
+#[tokio::test]
+async fn each_has_a_host_name_where_there_is_a_domain_for_them() {
+    let server = Server::start().await;
+    server.sessions.serve_exposed_at(ExposeBase::Host {
+        scheme: "https",
+        domain: "sandboxes.example:8443".to_owned(),
+    });
+    server.create("a").await;
+    let exposed = server.expose("a", port(80)).await.unwrap();
+    let token = exposed.exposure.token.reveal();
+    let url = format!("https://80-a.sandboxes.example:8443/?k8e_token={token}");
+    assert_eq!(exposed.url, url);
+    let long = "a".repeat(63);
+    server.create(&long).await;
+    let refusal = server.expose(&long, port(80)).await;
+    refused(refusal, Code::Invalid, "at most 57 characters");
 }
 
 #[tokio::test]
@@ -205,7 +227,9 @@ async fn there_are_bounds() {
     server.create("a").await;
     let without = server.expose("a", port(80)).await;
     refused(without, Code::Precondition, "--expose-listen");
-    server.sessions.serve_exposed_at(BASE.to_owned());
+    server
+        .sessions
+        .serve_exposed_at(ExposeBase::Path(BASE.to_owned()));
     for number in 1..=32 {
         server.expose("a", port(number)).await.unwrap();
     }
@@ -292,7 +316,9 @@ async fn a_guest_that_lies_breaks_its_own_connection() {
             _ => None,
         });
         let server = Server::with(Config::default(), FakeDriver::scripted(script)).await;
-        server.sessions.serve_exposed_at(BASE.to_owned());
+        server
+            .sessions
+            .serve_exposed_at(ExposeBase::Path(BASE.to_owned()));
         server.create("a").await;
         let exposed = server.expose("a", port(80)).await.unwrap();
         let visit = async {

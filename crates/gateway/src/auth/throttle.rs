@@ -5,9 +5,10 @@
 //! guesser (a loopback, an office) goes on working.
 
 use crate::limit::{Bucket, Rate};
+use crate::source::Source;
 use k8e_model::KeyId;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -26,10 +27,6 @@ const KNOWN_PLACES_MAX: usize = 8;
 
 /// More keys than a server takes.
 const KNOWN_KEYS_MAX: usize = 16_384;
-
-/// Where a call comes from: an address, or of IPv6 the network, which one machine has to itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Source(IpAddr);
 
 /// Wrong keys, and from where right ones came.
 pub(crate) struct Throttle {
@@ -148,20 +145,6 @@ impl Guesses {
     }
 }
 
-// === impl Source ===
-
-impl Source {
-    fn of(address: IpAddr) -> Self {
-        match address.to_canonical() {
-            IpAddr::V6(v6) => {
-                let [a, b, c, d, ..] = v6.segments();
-                Self(IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)))
-            }
-            v4 => Self(v4),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,13 +175,6 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_with_many_addresses_is_one_source() {
-        assert_eq!(from("2001:db8::1"), from("2001:db8::ffff:1"));
-        assert_ne!(from("2001:db8::1"), from("2001:db8:0:1::1"));
-        assert_eq!(from("::ffff:192.0.2.1"), from("192.0.2.1"));
-    }
-
-    #[test]
     fn the_tables_are_bounded() {
         let throttle = Throttle::new();
         let now = Instant::now();
@@ -206,7 +182,7 @@ mod tests {
         assert!(throttle.right_at(from("192.0.2.1"), &key, now));
         let many = u32::try_from(2 * SOURCES_MAX).unwrap();
         for n in 0..many {
-            throttle.wrong_at(Source(IpAddr::V4(n.into())), now);
+            throttle.wrong_at(Source::of(IpAddr::V4(n.into())), now);
         }
         let table = throttle.table.lock().unwrap();
         assert_eq!(table.wrong.len(), SOURCES_MAX);
@@ -214,7 +190,7 @@ mod tests {
         assert!(throttle.right_at(from("192.0.2.1"), &key, now));
         for n in 0..100 {
             throttle.right_at(
-                Source(IpAddr::V4(n.into())),
+                Source::of(IpAddr::V4(n.into())),
                 &key,
                 now + Duration::from_secs(60),
             );

@@ -2,7 +2,7 @@
 //! answers must not mean anything outside its own path.
 
 use super::base::BaseUrl;
-use super::visit::{TOKEN, Visit};
+use super::visit::{TOKEN, Visit, is_token_cookie};
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
     HeaderValue, LOCATION, REFERER, SET_COOKIE, TRANSFER_ENCODING, UPGRADE,
@@ -129,7 +129,7 @@ fn without_own_cookie(headers: &mut HeaderMap) {
         let pairs = value.as_bytes().split(|byte| *byte == b';');
         let kept: Vec<_> = pairs
             .map(<[u8]>::trim_ascii)
-            .filter(|pair| !pair.is_empty() && cookie_name(pair) != TOKEN.as_bytes())
+            .filter(|pair| !pair.is_empty() && !is_token_cookie(cookie_name(pair)))
             .collect();
         if let Ok(kept) = HeaderValue::from_bytes(&kept.join(b"; ".as_slice()))
             && !kept.is_empty()
@@ -153,7 +153,10 @@ fn forwarded(headers: &mut HeaderMap, visit: &Visit, base: &BaseUrl, visitor: Ip
     for (name, value) in [
         ("x-forwarded-for", text(&visitors)),
         ("x-forwarded-host", host),
-        ("x-forwarded-prefix", text(&visit.prefix)),
+        (
+            "x-forwarded-prefix",
+            text(&visit.prefix).filter(|prefix| !prefix.is_empty()),
+        ),
         ("x-forwarded-proto", text(base.scheme())),
     ] {
         headers.remove(name);
@@ -167,7 +170,7 @@ fn forwarded(headers: &mut HeaderMap, visit: &Visit, base: &BaseUrl, visitor: Ip
 fn own_path_only(cookie: &[u8], prefix: &str) -> Option<HeaderValue> {
     let mut parts = cookie.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
     let pair = parts.next()?;
-    if cookie_name(pair) == TOKEN.as_bytes() {
+    if is_token_cookie(cookie_name(pair)) {
         return None;
     }
     let mut kept = pair.to_vec();
@@ -270,6 +273,7 @@ mod tests {
         }
         assert_eq!(cookie("k8e_token=x; Path=/"), None);
         assert_eq!(cookie(" k8e_token =x"), None);
+        assert_eq!(cookie("__Host-k8e_token=x; Secure; Path=/"), None);
     }
 
     #[test]
@@ -296,9 +300,29 @@ mod tests {
     }
 
     #[test]
+    fn where_a_service_has_a_host_its_paths_are_its_own() {
+        let cookie = |said: &str| {
+            let value = own_path_only(said.as_bytes(), "").unwrap();
+            value.to_str().unwrap().to_owned()
+        };
+        assert_eq!(cookie("a=b"), "a=b; Path=/");
+        assert_eq!(cookie("a=b; Path=/x; Domain=example"), "a=b; Path=/x");
+        let host = HeaderValue::from_static("80-s1.example");
+        for (said, kept) in [
+            ("/", Some("/")),
+            ("/a", Some("/a")),
+            ("http://80-s1.example/a", Some("/a")),
+            ("http://80-s2.example/a", None),
+        ] {
+            let kept = kept.map(HeaderValue::from_static);
+            assert_eq!(within(said.as_bytes(), "", Some(&host)), kept, "{said}");
+        }
+    }
+
+    #[test]
     fn our_cookie_is_not_passed_on() {
         let mut headers = HeaderMap::new();
-        let given = HeaderValue::from_static("a=b; k8e_token=1;k8e_token=2 ; c=d=e");
+        let given = HeaderValue::from_static("a=b; k8e_token=1;__Host-k8e_token=2 ; c=d=e");
         headers.append(COOKIE, given);
         headers.append(COOKIE, HeaderValue::from_static("k8e_token=3"));
         without_own_cookie(&mut headers);

@@ -4,15 +4,19 @@ use super::base::BaseUrl;
 use super::{Answer, told};
 use hyper::body::Incoming;
 use hyper::header::{
-    ACCEPT, AUTHORIZATION, COOKIE, HeaderMap, HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE,
-    UPGRADE,
+    ACCEPT, AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderValue, LOCATION, REFERRER_POLICY,
+    SET_COOKIE, UPGRADE,
 };
 use hyper::{Method, Request, StatusCode};
 use k8e_engine::{EXPOSE_PATH, OpenPort, Sessions};
-use k8e_model::{Port, ServiceToken, SessionId};
+use k8e_model::{Port, ServiceLabel, ServiceToken, SessionId};
 
 /// In a query and as a cookie.
 pub(super) const TOKEN: &str = "k8e_token";
+
+/// The cookie of a service with an https origin of its own. Browsers take it from that very origin only: pages of other
+/// services, which are of the same site, cannot set one that this service is sent.
+const HOST_TOKEN: &str = "__Host-k8e_token";
 
 /// The same in a header; what else begins like this is ours as well.
 pub(super) const TOKEN_HEADER: &str = "x-k8e-token";
@@ -23,7 +27,7 @@ const TOKENS_MAX: usize = 8;
 /// A request for a service, of somebody who knows its token.
 #[derive(Debug)]
 pub(super) struct Visit {
-    /// What the service's path begins with, as visitors see it; no slash at its end.
+    /// What the service's path begins with, as visitors see it; no slash at its end. Empty where it has a host of its own.
     pub(super) prefix: String,
     /// Path and query as the service sees them.
     pub(super) target: String,
@@ -48,17 +52,25 @@ pub(super) fn admit(
     request: &Request<Incoming>,
 ) -> Option<(Visit, OpenPort)> {
     let uri = request.uri();
-    let place = place(base, uri.path())?;
+    let place = if base.is_wildcard() {
+        place_by_host(base, request)?
+    } else {
+        place(base, uri.path())?
+    };
     let (session, port) = (&place.session, place.port);
     let (query, in_url) = split_query(uri.query());
     let bearer = bearer(request.headers());
     let open = |tokens: &[ServiceToken]| sessions.open_port(session, port, tokens);
     let by_bearer = bearer.and_then(|bearer| open(&[bearer]));
-    let by_header = open(&in_headers(request.headers()));
+    let by_header = open(&in_headers(base, request));
     let right = |token: ServiceToken| Some((open(std::slice::from_ref(&token))?, token));
     let (by_url, in_url) = in_url.into_iter().find_map(right).unzip();
     let visit = Visit {
-        prefix: format!("{}{EXPOSE_PATH}/{session}/{port}", base.path()),
+        prefix: if base.is_wildcard() {
+            String::new()
+        } else {
+            format!("{}{EXPOSE_PATH}/{session}/{port}", base.path())
+        },
         target: target(place.rest, &query),
         in_url,
         by_bearer: by_bearer.is_some(),
@@ -90,9 +102,15 @@ impl Visit {
         let Self { prefix, target, .. } = self;
         let secure = if base.is_https() { "; Secure" } else { "" };
         let token = token.reveal();
-        let cookie = format!("{TOKEN}={token}; Path={prefix}/; HttpOnly; SameSite=Lax{secure}");
+        let name = cookie_name(base);
+        let cookie = format!("{name}={token}; Path={prefix}/; HttpOnly; SameSite=Lax{secure}");
+        // With nothing before it, `//name/` would lead to another host.
+        let origin = match host(request.headers()) {
+            Some(host) if base.is_wildcard() => format!("{}://{host}", base.scheme()),
+            _ => String::new(),
+        };
         let (Ok(location), Ok(mut cookie)) = (
-            HeaderValue::from_str(&format!("{prefix}{target}")),
+            HeaderValue::from_str(&format!("{origin}{prefix}{target}")),
             HeaderValue::from_str(&cookie),
         ) else {
             return None;
@@ -105,6 +123,23 @@ impl Visit {
         headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
         Some(answer)
     }
+}
+
+/// Where each service has a host name of its own, no path leads to another.
+fn place_by_host<'a>(base: &BaseUrl, request: &'a Request<Incoming>) -> Option<Place<'a>> {
+    let ServiceLabel { session, port } = base.service(host(request.headers())?)?;
+    Some(Place {
+        session,
+        port,
+        rest: request.uri().path(),
+    })
+}
+
+/// None when there are several, which are how a proxy and we would disagree.
+fn host(headers: &HeaderMap) -> Option<&str> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let host = hosts.next()?.to_str().ok()?;
+    hosts.next().is_none().then_some(host)
 }
 
 fn place<'a>(base: &BaseUrl, path: &'a str) -> Option<Place<'a>> {
@@ -161,16 +196,51 @@ fn bearer(headers: &HeaderMap) -> Option<ServiceToken> {
 }
 
 /// From our cookie and our header.
-fn in_headers(headers: &HeaderMap) -> Vec<ServiceToken> {
-    let cookies = headers.get_all(COOKIE).into_iter();
-    let cookies = cookies
-        .flat_map(|value| value.as_bytes().split(|byte| *byte == b';'))
-        .filter_map(|pair| pair.trim_ascii().strip_prefix(TOKEN.as_bytes()))
-        .filter_map(|rest| rest.strip_prefix(b"="));
+fn in_headers(base: &BaseUrl, request: &Request<Incoming>) -> Vec<ServiceToken> {
+    let headers = request.headers();
     let own = headers.get(TOKEN_HEADER).into_iter();
     let own = own.map(HeaderValue::as_bytes);
+    let cookies = token_cookies(headers, cookie_name(base));
+    // Browsers send cookies along with what other services' pages ask for: those are of the same site.
+    let cookies = cookies.filter(|_| !base.is_wildcard() || is_of_own_origin(base, request));
     let tokens = own.chain(cookies).take(TOKENS_MAX);
     tokens.filter_map(ServiceToken::parse).collect()
+}
+
+/// What a browser keeps the token as.
+fn cookie_name(base: &BaseUrl) -> &'static str {
+    if base.is_wildcard() && base.is_https() {
+        HOST_TOKEN
+    } else {
+        TOKEN
+    }
+}
+
+/// Whether a cookie is ours, under any base.
+pub(super) fn is_token_cookie(name: &[u8]) -> bool {
+    [TOKEN, HOST_TOKEN].map(str::as_bytes).contains(&name)
+}
+
+fn token_cookies<'a>(headers: &'a HeaderMap, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    let cookies = headers.get_all(COOKIE).into_iter();
+    cookies
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b';'))
+        .filter_map(move |pair| pair.trim_ascii().strip_prefix(name.as_bytes()))
+        .filter_map(|rest| rest.strip_prefix(b"="))
+}
+
+/// Whether a browser says nothing of another origin whose page made this request; links to a page are no harm.
+fn is_of_own_origin(base: &BaseUrl, request: &Request<Incoming>) -> bool {
+    let headers = request.headers();
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or(""));
+    if let Some(origin) = text("origin") {
+        let own = host(headers).map(|host| format!("{}://{host}", base.scheme()));
+        return own.is_some_and(|own| own.eq_ignore_ascii_case(origin));
+    }
+    let is_link = request.method() == Method::GET
+        && text("sec-fetch-mode") == Some("navigate")
+        && text("sec-fetch-dest") == Some("document");
+    matches!(text("sec-fetch-site"), None | Some("same-origin" | "none")) || is_link
 }
 
 #[cfg(test)]
@@ -234,15 +304,18 @@ mod tests {
         let token = ServiceToken::random();
         let text = token.reveal();
         let mut headers = HeaderMap::new();
-        assert!(bearer(&headers).is_none() && in_headers(&headers).is_empty());
+        let cookies = |headers: &HeaderMap| -> Vec<_> {
+            let cookies = token_cookies(headers, TOKEN);
+            cookies.filter_map(ServiceToken::parse).collect()
+        };
+        assert!(bearer(&headers).is_none() && cookies(&headers).is_empty());
         headers.insert(AUTHORIZATION, format!("bEARER {text}").parse().unwrap());
         assert_eq!(bearer(&headers), Some(token.clone()));
         headers.insert(AUTHORIZATION, "Bearer something-else".parse().unwrap());
         assert_eq!(bearer(&headers), None);
         headers.append(COOKIE, format!("a=b;  {TOKEN}={text} ;c").parse().unwrap());
         headers.append(COOKIE, format!("{TOKEN}x={text}").parse().unwrap());
-        assert_eq!(in_headers(&headers), std::slice::from_ref(&token));
-        headers.insert(TOKEN_HEADER, text.parse().unwrap());
-        assert_eq!(in_headers(&headers).len(), 2);
+        headers.append(COOKIE, format!("{HOST_TOKEN}={text}").parse().unwrap());
+        assert_eq!(cookies(&headers), [token]);
     }
 }

@@ -131,6 +131,7 @@ async fn a_taken_address_matters_only_to_who_asked_for_it() {
     let error = TestServer::start_with(Some(Tcp {
         address,
         required: true,
+        trust_loopback: false,
     }))
     .await
     .err()
@@ -139,6 +140,7 @@ async fn a_taken_address_matters_only_to_who_asked_for_it() {
     let server = TestServer::start_with(Some(Tcp {
         address,
         required: false,
+        trust_loopback: false,
     }))
     .await
     .unwrap();

@@ -16,11 +16,13 @@ struct Service {
 }
 
 /// A service that a session exposes.
-struct Exposed {
-    server: TestServer,
+pub(crate) struct Exposed {
+    pub(crate) server: TestServer,
     session_id: String,
     service: Service,
-    url: String,
+    host: String,
+    /// Path and query, with the token.
+    pub(crate) url: String,
     token: String,
 }
 
@@ -72,10 +74,10 @@ async fn head(stream: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-const HELLO: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+pub(crate) const HELLO: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
 
 impl Exposed {
-    async fn saying(answer: &'static str) -> Self {
+    pub(crate) async fn saying(answer: &'static str) -> Self {
         let service = Service::saying(answer).await;
         Self::over(service).await
     }
@@ -86,7 +88,10 @@ impl Exposed {
     }
 
     async fn over(service: Service) -> Self {
-        let server = TestServer::start().await;
+        Self::of(TestServer::start().await, service).await
+    }
+
+    async fn of(server: TestServer, service: Service) -> Self {
         let mut client = server.local().await;
         let create = v1::CreateSessionRequest {
             session_id: "s1".to_owned(),
@@ -101,12 +106,14 @@ impl Exposed {
         };
         let exposed = client.expose_service(expose).await.unwrap().into_inner();
         assert!(!format!("{exposed:?}").contains(&exposed.token));
-        let base = format!("http://{}", server.expose());
-        let url = exposed.url.strip_prefix(&base).unwrap().to_owned();
+        let (_, after_scheme) = exposed.url.split_once("://").unwrap();
+        let (host, _) = after_scheme.split_once('/').unwrap();
+        let url = after_scheme[host.len()..].to_owned();
         Self {
             server,
             session_id,
             service,
+            host: host.to_owned(),
             url,
             token: exposed.token,
         }
@@ -529,5 +536,122 @@ async fn requests_are_counted() {
     for result in ["2xx", "refused"] {
         let line = format!("k8e_expose_requests_total{{result=\"{result}\"}} ");
         assert!(metrics.contains(&line), "{metrics}");
+    }
+}
+
+/// A service with a host name of its own.
+async fn with_a_host(scheme: &str) -> Exposed {
+    let service = Service::saying(ANSWER).await;
+    let server = TestServer::exposing_at(&format!("{scheme}://*.sandboxes.example")).await;
+    Exposed::of(server, service).await
+}
+
+const ANSWER: &str = "HTTP/1.1 302 Found\r\nlocation: /next\r\ncontent-length: 5\r\n\
+    set-cookie: a=b; Domain=sandboxes.example\r\nset-cookie: __Host-k8e_token=x; Path=/; Secure\r\n\r\nhello";
+
+impl Exposed {
+    /// A request to a host.
+    async fn at(&self, host: &str, path: &str, headers: &str) -> String {
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{headers}\r\n");
+        self.ask(&request).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_service_has_an_origin_of_its_own_below_a_wildcard() {
+    let exposed = with_a_host("https").await;
+    let (host, token) = (&exposed.host, &exposed.token);
+    let port = exposed.service.port;
+    assert_eq!(*host, format!("{port}-s1.sandboxes.example"));
+    assert_eq!(exposed.url, format!("/?k8e_token={token}"));
+
+    // A browser gets a cookie that only this origin can set, and goes on without the token.
+    let html = "accept: text/html\r\n";
+    let sent_on = exposed.at(host, &exposed.url, html).await.to_lowercase();
+    assert!(sent_on.starts_with("http/1.1 303 "), "{sent_on}");
+    assert!(sent_on.contains(&format!("location: https://{host}/\r\n")));
+    let cookie =
+        format!("set-cookie: __host-k8e_token={token}; path=/; httponly; samesite=lax; secure\r\n");
+    assert!(sent_on.contains(&cookie), "{sent_on}");
+    let elsewhere = format!("//evil.example/?k8e_token={token}");
+    let sent_on = exposed.at(host, &elsewhere, html).await;
+    assert!(sent_on.contains(&format!("location: https://{host}//evil.example/\r\n")));
+
+    // Its paths and cookies are its own, and ours are not passed on.
+    let cookie = format!("cookie: __Host-k8e_token={token}; c=d\r\n");
+    let answer = exposed.at(host, "/a?b=c", &cookie).await;
+    assert!(answer.contains("location: /next\r\n"), "{answer}");
+    assert!(answer.contains("set-cookie: a=b; Path=/\r\n"), "{answer}");
+    assert!(!answer.contains("k8e_token"), "{answer}");
+    let heard = exposed.service.heard();
+    assert!(heard.starts_with("GET /a?b=c HTTP/1.1\r\n"), "{heard}");
+    assert!(
+        heard.contains("cookie: c=d\r\n") && !heard.contains(token),
+        "{heard}"
+    );
+    assert!(!heard.contains("x-forwarded-prefix"), "{heard}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn below_a_wildcard_only_the_right_host_and_token_lead_to_a_service() {
+    let exposed = with_a_host("https").await;
+    let (host, port, token) = (&exposed.host, exposed.service.port, &exposed.token);
+    let bearer = format!("authorization: Bearer {token}\r\n");
+    let answer = exposed.at(host, "/", &bearer).await;
+    assert!(answer.starts_with("HTTP/1.1 302 "), "{answer}");
+    // Where each has a host there is no path to another.
+    let path = format!("/k8e/expose/s1/{port}/");
+    for (host, path, headers) in [
+        (host.as_str(), "/", ""),
+        ("sandboxes.example", "/", bearer.as_str()),
+        ("sandboxes.example", &path, &bearer),
+        ("127.0.0.1", &path, &bearer),
+        (&format!("{port}-s2.sandboxes.example"), "/", &bearer),
+        (&format!("{port}-s1.evil.example"), "/", &bearer),
+        (&format!("x.{host}"), "/", &bearer),
+        // One that a page of another service can set for all.
+        (host, "/", &format!("cookie: k8e_token={token}\r\n")),
+    ] {
+        let refused = exposed.at(host, path, headers).await;
+        assert!(
+            refused.starts_with("HTTP/1.1 404 "),
+            "{host} {path} {headers}: {refused}"
+        );
+    }
+    let two = format!("host: {host}\r\n{bearer}");
+    let refused = exposed.at(host, "/", &two).await;
+    assert!(!refused.starts_with("HTTP/1.1 302 "), "{refused}");
+}
+
+/// Services below one domain are of one site, so browsers send cookies along with what their pages ask of each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn below_a_wildcard_pages_of_other_services_have_no_use_of_a_cookie() {
+    for (scheme, name) in [("https", "__Host-k8e_token"), ("http", "k8e_token")] {
+        let exposed = with_a_host(scheme).await;
+        let (host, token) = (&exposed.host, &exposed.token);
+        let cookie = format!("cookie: {name}={token}\r\n");
+        let own = format!("origin: {scheme}://{host}\r\n");
+        for headers in [
+            "",
+            &own,
+            "sec-fetch-site: same-origin\r\n",
+            "sec-fetch-site: none\r\n",
+            "sec-fetch-site: same-site\r\nsec-fetch-mode: navigate\r\nsec-fetch-dest: document\r\n",
+        ] {
+            let answer = exposed.at(host, "/", &format!("{cookie}{headers}")).await;
+            assert!(answer.starts_with("HTTP/1.1 302 "), "{headers}: {answer}");
+        }
+        let websocket = "connection: upgrade\r\nupgrade: websocket\r\n";
+        for headers in [
+            "origin: https://81-s2.sandboxes.example\r\n",
+            "origin: null\r\n",
+            "sec-fetch-site: same-site\r\nsec-fetch-mode: no-cors\r\nsec-fetch-dest: script\r\n",
+            "sec-fetch-site: cross-site\r\nsec-fetch-mode: navigate\r\nsec-fetch-dest: iframe\r\n",
+            &format!("{websocket}origin: https://81-s2.sandboxes.example\r\n"),
+        ] {
+            let refused = exposed.at(host, "/", &format!("{cookie}{headers}")).await;
+            assert!(refused.starts_with("HTTP/1.1 404 "), "{headers}: {refused}");
+        }
     }
 }

@@ -118,7 +118,7 @@ async fn one_lost_device_is_not_the_key() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_no_key_cannot_log_in() {
-    let server = TestServer::start().await;
+    let server = TestServer::trusting_loopback().await;
     let admin = server.remote(Some(&server.admin_dir())).await.unwrap();
     let loopback = server.remote(None).await.unwrap();
     for mut client in [admin, loopback, server.local().await] {
@@ -189,12 +189,13 @@ async fn the_servers_certificate_has_every_name_of_a_loopback() {
     let server = TestServer::start().await;
     let port = server.tcp().unwrap().port();
     let ca_pem = std::fs::read(server.admin_dir().join("ca.crt")).unwrap();
+    let key = server.key("ann").await;
     for name in ["localhost", "127.0.0.1"] {
         let endpoint = k8e_api::client::Endpoint::Tls(k8e_api::client::TlsEndpoint {
             authority: format!("{name}:{port}"),
             ca_pem: ca_pem.clone(),
             identity: None,
-            api_key: None,
+            api_key: Some(key.clone()),
         });
         status(&mut Client::connect(&endpoint).await.unwrap())
             .await

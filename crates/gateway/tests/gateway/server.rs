@@ -4,7 +4,9 @@ use k8e_api::client::{Client, ClientIdentity, ConnectError, Endpoint, TlsEndpoin
 use k8e_api::v1;
 use k8e_driver::Driver;
 use k8e_engine::Sessions;
-use k8e_gateway::{Admin, Config, Error, Expose, Gateway, Listeners, Metrics, RateLimits, Tcp};
+use k8e_gateway::{
+    Admin, BaseUrl, Config, Error, Expose, Gateway, Listeners, Metrics, RateLimits, Tcp,
+};
 use k8e_model::ApiKey;
 use k8e_store::Store;
 use k8e_testkit::{FakeDriver, Script, Step};
@@ -23,6 +25,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 const ANY_TCP: Tcp = Tcp {
     address: SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0),
     required: true,
+    trust_loopback: false,
 };
 
 /// A process has one; the tests share it.
@@ -48,6 +51,15 @@ impl TestServer {
     /// With both doors, the TLS one on any free port.
     pub(crate) async fn start() -> Self {
         Self::start_with(Some(ANY_TCP)).await.unwrap()
+    }
+
+    /// The same with `--trust-loopback`.
+    pub(crate) async fn trusting_loopback() -> Self {
+        let tcp = Tcp {
+            trust_loopback: true,
+            ..ANY_TCP
+        };
+        Self::start_with(Some(tcp)).await.unwrap()
     }
 
     /// With guests that greet, and otherwise take everything and answer nothing.
@@ -76,7 +88,18 @@ impl TestServer {
     pub(crate) async fn limited(limits: RateLimits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
-        Self::start_in(dir, FakeDriver::new(), Some(ANY_TCP), any, limits)
+        Self::start_in(dir, FakeDriver::new(), Some(ANY_TCP), any, limits, None)
+            .await
+            .unwrap()
+    }
+
+    /// With URLs of exposed services that begin like this.
+    pub(crate) async fn exposing_at(base_url: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let base = Some(base_url.parse().unwrap());
+        let limits = RateLimits::default();
+        Self::start_in(dir, FakeDriver::new(), None, any, limits, base)
             .await
             .unwrap()
     }
@@ -88,7 +111,8 @@ impl TestServer {
         self.sessions.shutdown().await;
         self.store.close().await;
         let any = "127.0.0.1:0".parse().unwrap();
-        Self::start_in(self.dir, self.driver, Some(ANY_TCP), any, self.limits)
+        let (dir, driver, limits) = (self.dir, self.driver, self.limits);
+        Self::start_in(dir, driver, Some(ANY_TCP), any, limits, None)
             .await
             .unwrap()
     }
@@ -99,7 +123,7 @@ impl TestServer {
         address: SocketAddr,
     ) -> Result<Self, Error> {
         let dir = tempfile::tempdir().unwrap();
-        Self::start_in(dir, driver, tcp, address, RateLimits::default()).await
+        Self::start_in(dir, driver, tcp, address, RateLimits::default(), None).await
     }
 
     async fn start_in(
@@ -108,6 +132,7 @@ impl TestServer {
         tcp: Option<Tcp>,
         address: SocketAddr,
         limits: RateLimits,
+        base_url: Option<BaseUrl>,
     ) -> Result<Self, Error> {
         let admin = Admin {
             address,
@@ -128,7 +153,7 @@ impl TestServer {
             expose: Some(Expose {
                 address: ANY_TCP.address,
                 required: true,
-                base_url: None,
+                base_url,
             }),
         };
         let sessions = sessions.await.unwrap();

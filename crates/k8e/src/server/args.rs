@@ -35,7 +35,7 @@ pub(crate) const LONG_ABOUT: &str = "\
 Serve sandboxes on this machine. Needs root.
 
 Clients on this machine use the socket in the data directory: root, and members of the group `k8e`.
-Clients elsewhere use TLS with an API key (`k8e apikey create`), or with a certificate of the
+Clients over TLS, on this machine too, use an API key (`k8e apikey create`), or a certificate of the
 server's own authority that they got for one (`k8e login`). --metrics-listen shows /metrics, /healthz and /readyz to anybody who can
 connect there, and nothing of a client's. Sandboxes outlive the server: after a restart it finds them again.";
 
@@ -56,6 +56,12 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "ADDRESS", value_parser = listen)]
     listen: Option<Listen>,
 
+    /// Let root and members of the group k8e in over TLS on loopback without key or certificate, by the uid that the kernel
+    /// says owns their socket: for clients that can use neither those nor the Unix socket. A program of theirs that passes on
+    /// what others send lets those in as well [default: off]
+    #[arg(long)]
+    trust_loopback: bool,
+
     /// Where to show metrics and health over HTTP, to anybody who can connect [default: nowhere]
     #[arg(long, value_name = "ADDRESS", value_parser = metrics_listen)]
     metrics_listen: Option<SocketAddr>,
@@ -64,8 +70,8 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "ADDRESS", value_parser = listen)]
     expose_listen: Option<Listen>,
 
-    /// What URLs of exposed services begin with, when a proxy is in front; best a host of its own
-    /// [default: http:// and the address]
+    /// What URLs of exposed services begin with, when a proxy is in front; `https://*.sandboxes.example` gives each service a
+    /// host name, and so an origin, of its own [default: http:// and the address]
     #[arg(long, env = "K8E_SANDBOX_EXPOSE_BASE_URL", value_name = "URL", value_parser = base_url)]
     expose_base_url: Option<Base>,
 
@@ -219,15 +225,14 @@ impl ServerArgs {
         let ttl = self.default_ttl.into_option();
         let idle = self.default_idle_timeout.into_option();
         let egress = self.egress.config()?;
+        let tcp = |address, required| Tcp {
+            address,
+            required,
+            trust_loopback: self.trust_loopback,
+        };
         let tcp = match self.listen {
-            None => Some(Tcp {
-                address: LISTEN_DEFAULT,
-                required: false,
-            }),
-            Some(Listen::On(address)) => Some(Tcp {
-                address,
-                required: true,
-            }),
+            None => Some(tcp(LISTEN_DEFAULT, false)),
+            Some(Listen::On(address)) => Some(tcp(address, true)),
             Some(Listen::None) => None,
         };
         let expose = |address, required| Expose {
@@ -357,6 +362,7 @@ mod tests {
         assert!(metrics_listen("[::1]:9464").is_ok());
         assert!(metrics_listen("9464").is_err());
         assert!(base_url("https://preview.example.com").is_ok());
+        assert!(base_url("https://*.sandboxes.example").is_ok());
         assert!(base_url("preview.example.com").is_err());
         assert!(finite("never").is_err());
         assert_eq!(finite("2m"), Ok(Duration::from_secs(120)));
