@@ -1,6 +1,6 @@
 //! `k8e check-config`: it finds out what works by trying, and names what does not.
 
-use k8e_e2e::binary;
+use k8e_e2e::{binary, install};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -59,9 +59,9 @@ fn a_broken_runsc_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let bin = dir.path().join("bin");
     std::fs::create_dir(&bin).unwrap();
-    let runsc = bin.join("runsc");
-    std::fs::write(&runsc, "#!/bin/sh\nexit 7\n").unwrap();
-    std::fs::set_permissions(&runsc, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = dir.path().join("script");
+    std::fs::write(&script, "#!/bin/sh\nexit 7\n").unwrap();
+    install(&script, &bin.join("runsc"));
     // Nobody but this command sees it.
     let script = "mount --bind \"$0\" /usr/local/sbin && exec \"$@\"";
     let real = check(&dir.path().join("data"), &["--json"]);
@@ -107,7 +107,7 @@ fn without_root_it_says_what_it_could_not_try() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let copy = dir.path().join("k8e");
-    std::fs::copy(binary(), &copy).unwrap();
+    install(&binary(), &copy);
     let output = Command::new(&copy)
         .args(["check-config", "--json"])
         .uid(NOBODY)

@@ -1,6 +1,8 @@
 //! `kill -9` of the server at bad moments: what lived goes on, what died is reported, nothing is left behind.
 
 use k8e_e2e::Server;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -157,14 +159,19 @@ fn kill_sandbox_of(session: &str) {
         else {
             continue;
         };
+        let pid = Pid::from_raw(pid).unwrap();
+        // Held while it is looked at: the id could be another's by the time of the signal.
+        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+            continue;
+        };
         let mine =
             std::fs::read_to_string(entry.path().join("root/workspace/mine")).unwrap_or_default();
         if mine.trim() == session {
-            rustix::process::kill_process(
-                rustix::process::Pid::from_raw(pid).unwrap(),
-                rustix::process::Signal::KILL,
-            )
-            .unwrap();
+            match pidfd_send_signal(&process, Signal::KILL) {
+                // It died with the sandbox's first process.
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(error) => panic!("kill {pid:?}: {error}"),
+            }
         }
     }
 }

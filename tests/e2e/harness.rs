@@ -434,6 +434,20 @@ pub fn passable_tempdir(prefix: &str) -> tempfile::TempDir {
         .expect("a temporary directory")
 }
 
+/// Copies a program to where anybody may execute it, in a process of its own. Were it open for writing
+/// in this one, a fork of another test's thread would hold it open until its `execve`, and running it
+/// fail: text file busy.
+pub fn install(from: &Path, to: &Path) {
+    let mut install = Command::new("install");
+    let status = install.args(["-m", "755"]).arg(from).arg(to).status();
+    assert!(
+        status.expect("install runs").success(),
+        "install {} as {}",
+        from.display(),
+        to.display()
+    );
+}
+
 fn ran(output: Output) -> Ran {
     use std::os::unix::process::ExitStatusExt as _;
     let code = output

@@ -2,7 +2,7 @@
 
 use k8e_e2e::Server;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -153,7 +153,7 @@ fn what_an_earlier_server_left_is_told_apart() {
     let pid = i32::try_from(record["pid"].as_i64().unwrap()).unwrap();
     let pid = Pid::from_raw(pid).unwrap();
     let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-    kill_process(pid, Signal::KILL).unwrap();
+    pidfd_send_signal(&process, Signal::KILL).unwrap();
     poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
     server.restart();
     let one_lives = |now: &Metrics| {

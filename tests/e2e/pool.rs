@@ -2,7 +2,7 @@
 
 use k8e_e2e::Server;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::PidfdFlags;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -149,9 +149,9 @@ fn kill(server: &Server, id: &str) {
     };
     let record: Value = serde_json::from_slice(&record).unwrap();
     let pid = i32::try_from(record["pid"].as_i64().unwrap()).unwrap();
-    let pid = rustix::process::Pid::from_raw(pid).unwrap();
-    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let pid = Pid::from_raw(pid).unwrap();
+    let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    pidfd_send_signal(&process, Signal::KILL).unwrap();
     // Nobody can tell one that is about to die from one that lives.
     poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
 }

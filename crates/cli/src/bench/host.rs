@@ -7,6 +7,7 @@ use super::bundle::Bundles;
 use super::subject::Host;
 use crate::failure::Failure;
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io;
 use std::process::{Command, Stdio};
@@ -32,6 +33,10 @@ const SAID_CHARS_MAX: usize = 200;
 pub(super) struct Programs {
     /// Removed with this.
     dir: TempDir,
+    /// What container ids begin with, on this machine ours alone. Runtimes name a container's control
+    /// group by its id, whatever their `--root`: with equal ids, a container that ends kills the one
+    /// of another benchmark.
+    id_prefix: String,
     bundles: Bundles,
     usable: Vec<Host>,
     /// Those that run without the mount that disturbs them.
@@ -48,12 +53,15 @@ impl Programs {
             .prefix("k8e-bench-")
             .tempdir()
             .map_err(|e| Failure::io("make a temporary directory", &e))?;
+        let name = dir.path().file_name().unwrap_or_default();
+        let id_prefix = name.to_string_lossy().into_owned();
         let bundles = Bundles::make(
             dir.path(),
             &[(ONCE, &["/bin/true"]), (STAYS, &["/bin/sleep", "infinity"])],
         )?;
         let mut programs = Self {
             dir,
+            id_prefix,
             bundles,
             usable: Vec::new(),
             hidden_from: Vec::new(),
@@ -102,11 +110,8 @@ impl Programs {
             self.attempt(|programs, said| {
                 let mut run = programs.runsc();
                 run.args(["run", "--detach", "--bundle"]);
-                time(
-                    run.arg(programs.bundles.bundle(STAYS))
-                        .arg(STAYS)
-                        .stderr(said),
-                )
+                run.arg(programs.bundles.bundle(STAYS));
+                time(run.arg(programs.id(STAYS)).stderr(said))
             })?;
         }
         let once = |programs: &Self, said| programs.run(host, said);
@@ -170,7 +175,7 @@ impl Programs {
             Host::RunscRun => self.run_once(self.runsc()),
             Host::RunscExec => {
                 let mut command = self.runsc();
-                command.args(["exec", STAYS, "/bin/true"]);
+                command.arg("exec").arg(self.id(STAYS)).arg("/bin/true");
                 command
             }
             Host::Podman => {
@@ -204,8 +209,13 @@ impl Programs {
         let number = self.containers.fetch_add(1, Ordering::Relaxed);
         let bundle = self.bundles.bundle(ONCE);
         runtime.args(["run", "--bundle"]).arg(bundle);
-        runtime.arg(format!("k8e-bench-{number}"));
+        runtime.arg(self.id(number));
         runtime
+    }
+
+    /// Of the container with this name or number.
+    fn id(&self, name: impl Display) -> String {
+        format!("{}-{name}", self.id_prefix)
     }
 
     /// Ends what is still there of a runtime's containers.
@@ -327,6 +337,27 @@ mod tests {
         let dir = programs.dir.path().to_owned();
         drop(programs);
         assert!(!dir.exists());
+    }
+
+    #[test]
+    fn two_benchmarks_at_once_do_not_end_each_others_containers() {
+        const ROUNDS: usize = 10;
+        let runtimes = [Host::Crun, Host::Runc];
+        let both = [(); 2].map(|()| Programs::find(&runtimes, &mut Vec::new()).unwrap());
+        let [one, other] = [&both[0], &both[1]].map(|programs| {
+            let command = programs.command(Host::Crun);
+            command.get_args().last().unwrap().to_owned()
+        });
+        assert_ne!(one, other);
+        std::thread::scope(|scope| {
+            for programs in &both {
+                scope.spawn(|| {
+                    for host in programs.usable().repeat(ROUNDS) {
+                        programs.time(host).unwrap();
+                    }
+                });
+            }
+        });
     }
 
     #[test]

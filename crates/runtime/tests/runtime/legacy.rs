@@ -1,9 +1,8 @@
 //! The legacy API.
 
-use crate::support::{Runtime, ask, form, is_alive, until};
+use crate::support::{Runtime, TIMEOUTS, ask, form, is_alive, until};
 use serde_json::json;
 use std::os::unix::fs::symlink;
-use std::time::{Duration, Instant};
 
 #[test]
 fn a_command_runs_without_a_shell() {
@@ -45,24 +44,27 @@ fn what_does_not_start_is_exit_code_one() {
 
 #[test]
 fn a_command_that_takes_too_long_is_killed_with_all_it_started() {
-    let runtime = Runtime::with(&["-exec-timeout=500ms"], &[]);
     // One in the background, one in a session of its own, both without the pipes.
     let command = "sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!; setsid sh -c \"echo \\$\\$; exec sleep 1000\" \
-                   & sleep 0.2; echo said; exec sleep 1000'";
-    let begin = Instant::now();
-    let said = runtime.execute(&json!({"command": command}));
-    assert!(begin.elapsed() < Duration::from_secs(300));
-    assert_eq!(
-        (&said["timed_out"], &said["exit_code"]),
-        (&json!(true), &json!(124))
-    );
-    let stderr = said["stderr"].as_str().unwrap();
-    assert!(stderr.contains("timed out after 0.5 seconds"), "{stderr}");
-    let stdout = said["stdout"].as_str().unwrap();
-    assert!(stdout.contains("said"), "{stdout}");
-    let pids: Vec<&str> = stdout.lines().filter(|line| *line != "said").collect();
-    assert_eq!(pids.len(), 2, "{stdout}");
-    for pid in pids {
+                   & echo said; exec sleep 1000'";
+    let begun = |stdout: &str| stdout.lines().count() == 3 && stdout.contains("said\n");
+    let mut tries = TIMEOUTS.into_iter().map(|timeout| {
+        let flag = format!("-exec-timeout={}ms", timeout.as_millis());
+        let runtime = Runtime::with(&[&flag], &[]);
+        let said = runtime.execute(&json!({"command": command}));
+        assert_eq!(
+            (&said["timed_out"], &said["exit_code"]),
+            (&json!(true), &json!(124))
+        );
+        let stderr = said["stderr"].as_str().unwrap();
+        let told = format!("timed out after {} seconds", timeout.as_secs_f64());
+        assert!(stderr.contains(&told), "{stderr}");
+        let stdout = said["stdout"].as_str().unwrap().to_owned();
+        (runtime, stdout)
+    });
+    // On a busy machine a command may not have begun when its time is over.
+    let (runtime, stdout) = tries.find(|(_, stdout)| begun(stdout)).unwrap();
+    for pid in stdout.lines().filter(|line| *line != "said") {
         assert!(!is_alive(pid), "{pid} lives");
     }
     // What the request says counts more.

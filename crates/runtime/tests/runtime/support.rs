@@ -10,6 +10,15 @@ use std::time::{Duration, Instant};
 /// Longest wait for anything that must happen: generous, for a machine that is busy.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
 
+/// Timeouts to give a command that must first do something, until one is long enough for that: the
+/// first is, unless the machine is busy.
+pub(crate) const TIMEOUTS: [Duration; 4] = [
+    Duration::from_millis(500),
+    Duration::from_secs(4),
+    Duration::from_secs(16),
+    WITHIN,
+];
+
 /// A runtime with roots of its own.
 pub(crate) struct Runtime {
     child: Child,
@@ -69,7 +78,7 @@ impl Runtime {
         let dir = tempfile::tempdir().unwrap();
         // Where it was built nobody may look.
         let copy = dir.path().join("k8e-runtime");
-        std::fs::copy(program(), &copy).unwrap();
+        install(&program(), &copy);
         std::os::unix::fs::chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
         let mut command = Command::new(copy);
         command
@@ -232,6 +241,14 @@ fn arguments(dir: &Path) -> Vec<String> {
 fn program() -> PathBuf {
     let built = std::env::var_os("K8E_RUNTIME_BIN").map(PathBuf::from);
     built.unwrap_or_else(|| env!("CARGO_BIN_EXE_k8e-runtime").into())
+}
+
+/// Copies a program in a process of its own. Were it open for writing in this one, a fork of another
+/// test's thread would hold it open until its `execve`, and running it fail: text file busy.
+fn install(from: &Path, to: &Path) {
+    let mut install = Command::new("install");
+    let status = install.args(["-m", "755"]).arg(from).arg(to).status();
+    assert!(status.unwrap().success(), "install {}", to.display());
 }
 
 /// One request on a connection of its own.
