@@ -10,6 +10,7 @@ mod neighbours;
 mod network;
 mod processes;
 mod resources;
+mod scheduling;
 
 use k8e_e2e::{Server, Session};
 
