@@ -19,6 +19,7 @@ pub(crate) mod record;
 pub(crate) mod rootfs;
 pub(crate) mod sandbox;
 pub(crate) mod sandboxes;
+pub(crate) mod shm;
 pub(crate) mod skeleton;
 pub(crate) mod sys;
 pub(crate) mod uids;

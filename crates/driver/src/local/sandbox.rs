@@ -3,13 +3,14 @@
 use super::blocking;
 use super::cgroup::Cgroup;
 use super::sandboxes::Sandboxes;
+use super::shm;
 use super::sys;
 use crate::{DriverError, GuestAddress, Sandbox};
 use async_trait::async_trait;
 use k8e_model::{LimitEvents, Limits, SandboxId};
 use rustix::process::Signal;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
@@ -111,7 +112,7 @@ impl Sandbox for LocalSandbox {
             // Its kernel counts shared memory as memory; the size is only what `df` says.
             return Ok(());
         }
-        let resized = self.pid().and_then(|pid| resize_shm(pid, limits));
+        let resized = self.pid().and_then(|pid| shm::resize(pid, limits));
         resized.map_err(DriverError::step(
             "resize",
             format!("the shared memory of {}", self.id),
@@ -164,13 +165,4 @@ impl Sandbox for LocalSandbox {
         let (own, id, base) = (Arc::clone(&self.sandboxes), self.id.clone(), self.uid_base);
         blocking(move || own.remove(&id, Some(base))).await
     }
-}
-
-/// Gives `/dev/shm` the size that a launch with these limits would have given it.
-fn resize_shm(pid: i32, limits: &Limits) -> io::Result<()> {
-    use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_string, fspick};
-    let path = format!("/proc/{pid}/root/dev/shm");
-    let shm = fspick(rustix::fs::CWD, path, FsPickFlags::FSPICK_CLOEXEC)?;
-    fsconfig_set_string(shm.as_fd(), "size", super::shm_bytes(limits).to_string())?;
-    Ok(fsconfig_reconfigure(shm.as_fd())?)
 }
