@@ -233,6 +233,7 @@ fn setup(
         rootfs: sandboxes
             .machine
             .rootfs(spec, prepared.disk, prepared.uid_base),
+        disk_rate: sandboxes.machine.disk_rate(),
         shared,
         guest: sandboxes.dir().join(GUEST),
         runsc: runsc.path.clone(),

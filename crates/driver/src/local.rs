@@ -25,6 +25,7 @@ pub(crate) mod sys;
 pub(crate) mod uids;
 pub(crate) mod userns;
 
+pub use cgroup::io::DiskRate;
 pub use launcher::{LAUNCHER_ARG, launcher_main};
 
 use crate::{DriverError, SandboxSpec};
@@ -60,6 +61,8 @@ pub struct Config {
     pub lock: OwnedFd,
     /// Keep what sandboxes write in memory, also where there are loop devices.
     pub memory_disks: bool,
+    /// What one sandbox may do on disks.
+    pub disk_rate: DiskRate,
 }
 
 /// This machine, as the drivers use it. Clones are the same one.
@@ -77,6 +80,7 @@ struct Inner {
     no_network: Option<String>,
     /// Why what sandboxes write is kept in memory, if it is.
     memory_disks: Option<String>,
+    disk_rate: DiskRate,
 }
 
 // === impl Machine ===
@@ -122,6 +126,7 @@ impl Machine {
             idmap: ready.idmap,
             no_network: ready.no_network,
             memory_disks,
+            disk_rate: config.disk_rate,
             dir,
             launcher,
         }));
@@ -142,6 +147,11 @@ impl Machine {
 
     pub(crate) fn uids(&self) -> &Uids {
         &self.0.uids
+    }
+
+    /// What one sandbox may do on disks.
+    pub(crate) fn disk_rate(&self) -> DiskRate {
+        self.0.disk_rate
     }
 
     /// Whether sandboxes can be wired to a gate.

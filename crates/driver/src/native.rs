@@ -91,6 +91,7 @@ fn start(
     let setup = Setup {
         join: prepared.cgroup.join(),
         rootfs: machine.rootfs(spec, prepared.disk, prepared.uid_base),
+        disk_rate: machine.disk_rate(),
         network: machine.has_network(),
     };
     let mut forked = machine

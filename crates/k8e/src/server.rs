@@ -64,6 +64,7 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
         launcher: PathBuf::from("/proc/self/exe"),
         lock,
         memory_disks: config.memory_disks,
+        disk_rate: config.disk_rate,
     })
     .map_err(Error::Driver)?;
     let drivers = runtimes::start(&machine, &config)?;

@@ -3,8 +3,8 @@
 use super::{Check, Group, Subject, Verdict, existing, shown};
 use crate::gvisor::runsc_found;
 use crate::{
-    Driver, DriverError, GvisorDriver, Machine, MachineConfig, NativeDriver, Platform, Probe,
-    SandboxSpec,
+    DiskRate, Driver, DriverError, GvisorDriver, Machine, MachineConfig, NativeDriver, Platform,
+    Probe, SandboxSpec,
 };
 use k8e_model::{Limits, RuntimeKind, SandboxId, Template};
 use std::fs::{self, DirBuilder, File};
@@ -62,6 +62,7 @@ fn try_all(subject: Subject) -> Result<Vec<Check>, DriverError> {
             .map_err(DriverError::step("make", lock.display().to_string()))?
             .into(),
         memory_disks: false,
+        disk_rate: DiskRate::default(),
     })?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -97,6 +97,7 @@ impl Sandboxes {
                 "sessions cannot be paused: there is no freezer of control groups; `mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer` and start the server again".to_owned(),
             );
         }
+        weaker.extend(self.cgroups.weaker_disks());
         weaker
     }
 

@@ -1,7 +1,7 @@
 //! What a new sandbox's first process does before it becomes the guest.
 //!
-//! Flow: join the control groups · build the file system and enter it · wire the network ·
-//! leave the server's keyring · enter the user namespace · give up capabilities · Landlock ·
+//! Flow: join the control groups · build the file system and enter it · give up devices · wire the
+//! network · leave the server's keyring · enter the user namespace · give up capabilities · Landlock ·
 //! seccomp · exec the guest.
 //!
 //! All namespaces but the user namespace are made by, and belong to, the host's root. Root inside
@@ -12,6 +12,7 @@ use super::seccomp::Filters;
 use super::{confine, enter};
 use crate::DriverError;
 use crate::local::cgroup::Join;
+use crate::local::cgroup::io::DiskRate;
 use crate::local::rootfs::Rootfs;
 use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps, sys};
 use k8e_egress::wire;
@@ -32,6 +33,8 @@ pub(crate) struct Setup {
     pub(crate) join: Join,
     /// Its file system.
     pub(crate) rootfs: Rootfs,
+    /// What it may do on disks.
+    pub(crate) disk_rate: DiskRate,
     /// Whether there will be a gate.
     pub(crate) network: bool,
 }
@@ -63,7 +66,13 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     setup.join.enter()?;
     sys::unshare(UnshareFlags::NEWCGROUP)
         .map_err(DriverError::step("make", "a cgroup namespace"))?;
-    enter::enter(&setup.rootfs, handles.userns.as_fd())?;
+    let devices = setup.join.devices()?;
+    setup.rootfs.mount(handles.userns.as_fd())?;
+    setup
+        .join
+        .limit_disks(setup.disk_rate, setup.rootfs.disks())?;
+    enter::enter(&setup.rootfs)?;
+    devices.restrict(&[])?;
     network(setup.network)?;
     enter::mask_proc()?;
     rustix::system::sethostname(HOSTNAME.as_bytes())
