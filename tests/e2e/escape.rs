@@ -11,6 +11,7 @@ mod network;
 mod processes;
 mod resources;
 mod scheduling;
+mod socket_buffers;
 
 use k8e_e2e::{Server, Session};
 

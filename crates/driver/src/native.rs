@@ -2,6 +2,7 @@
 
 pub(crate) mod child;
 pub(crate) mod seccomp;
+pub(crate) mod sockets;
 
 mod confine;
 mod enter;

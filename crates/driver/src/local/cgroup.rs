@@ -92,6 +92,8 @@ pub(crate) enum Join {
 /// v1: the directories of one sandbox's group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Groups {
+    /// Where memory is limited; one of the first.
+    memory: PathBuf,
     /// Joined at once.
     first: Vec<PathBuf>,
     /// Joined when the file system is made, which takes devices that the sandbox must not have.
@@ -113,6 +115,14 @@ pub(crate) struct Cgroup {
 // === impl Join ===
 
 impl Join {
+    /// The file that has the group's memory limit.
+    pub(crate) fn memory_limit(&self) -> PathBuf {
+        match self {
+            Self::Write(groups) => groups.memory.join("memory.limit_in_bytes"),
+            Self::Born(dir) => dir.join("memory.max"),
+        }
+    }
+
     /// Enters, where a process is not born in it.
     pub(crate) fn enter(&self) -> Result<(), DriverError> {
         let Self::Write(groups) = self else {
@@ -313,6 +323,7 @@ impl Cgroup {
                 let first = self.dirs.iter().filter(|(name, _)| *name != DEVICES);
                 let owned = |name| self.optional(name).map(Path::to_owned);
                 Join::Write(Groups {
+                    memory: self.dir(MEMORY).to_owned(),
                     first: first.map(|(_, dir)| dir.clone()).collect(),
                     devices: owned(DEVICES),
                     blkio: owned(BLKIO),

@@ -16,7 +16,7 @@ pub use process::launcher_main;
 use crate::DriverError;
 use crate::gvisor::child::Setup as GvisorSetup;
 use crate::native::child::Setup as NativeSetup;
-use channel::Channel;
+pub(crate) use channel::Channel;
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 use std::fs;

@@ -159,6 +159,32 @@ pub(crate) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     check(done).map(drop)
 }
 
+/// Keeps nothing open but `kept`; standard streams become /dev/null.
+pub(crate) fn close_others(kept: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const KEPT: RawFd = 3;
+    let null = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    // SAFETY: the caller has been forked to do nothing else: no owner of a descriptor that is closed or
+    // replaced here is used again.
+    unsafe {
+        check(c_long::from(libc::dup2(kept.as_raw_fd(), KEPT)))?;
+        check(libc::syscall(
+            libc::SYS_close_range,
+            KEPT + 1,
+            c_int::MAX,
+            0,
+        ))?;
+    }
+    std::mem::forget(null);
+    // SAFETY: it is open, and nobody else in this process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(KEPT) })
+}
+
 /// Where the guest finds its listening socket.
 pub(crate) const LISTENER_FD: RawFd = 3;
 

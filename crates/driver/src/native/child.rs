@@ -2,13 +2,14 @@
 //!
 //! Flow: join the control groups · build the file system and enter it · give up devices · wire the
 //! network · leave the server's keyring · enter the user namespace · give up capabilities · Landlock ·
-//! seccomp · exec the guest.
+//! seccomp · have sockets counted · exec the guest.
 //!
 //! All namespaces but the user namespace are made by, and belong to, the host's root. Root inside
 //! therefore has no capability over its own mounts, network or host name: the kernel code behind
 //! those, where most escapes come from, is out of reach.
 
 use super::seccomp::Filters;
+use super::sockets::{Count, Sockets};
 use super::{confine, enter};
 use crate::DriverError;
 use crate::local::cgroup::Join;
@@ -47,6 +48,8 @@ pub(crate) struct Handles<'a> {
     pub(crate) listener: OwnedFd,
     /// The user namespace to enter.
     pub(crate) userns: OwnedFd,
+    /// Who counts its sockets.
+    pub(crate) sockets: &'a Sockets,
 }
 
 /// Becomes the guest, or says why not.
@@ -66,7 +69,7 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     setup.join.enter()?;
     sys::unshare(UnshareFlags::NEWCGROUP)
         .map_err(DriverError::step("make", "a cgroup namespace"))?;
-    let devices = setup.join.devices()?;
+    let (devices, sockets) = (setup.join.devices()?, Count::open(&setup.join)?);
     setup.rootfs.mount(handles.userns.as_fd())?;
     setup
         .join
@@ -85,7 +88,8 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
         .map_err(|error| DriverError::step("apply", "Landlock")(io::Error::other(error)))?;
     filters
         .install()
-        .map_err(|error| DriverError::step("apply", "seccomp")(io::Error::other(error)))
+        .map_err(|error| DriverError::step("apply", "seccomp")(io::Error::other(error)))?;
+    handles.sockets.count(&sockets)
 }
 
 /// Leads to the gate and nowhere else. Ports below 1024 are for everybody: root inside has no power

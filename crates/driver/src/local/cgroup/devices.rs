@@ -243,6 +243,7 @@ mod tests {
         );
         if let Some(dir) = v1 {
             let join = Join::Write(super::super::Groups {
+                memory: PathBuf::new(),
                 first: Vec::new(),
                 devices: Some(dir.clone()),
                 blkio: None,

@@ -157,6 +157,7 @@ mod tests {
 
         let v1 = |blkio: Option<PathBuf>| {
             Join::Write(Groups {
+                memory: PathBuf::new(),
                 first: Vec::new(),
                 devices: None,
                 blkio,

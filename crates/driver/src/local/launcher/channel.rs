@@ -8,12 +8,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A request with every path at its longest stays below.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 128 * 1024;
 
-const DESCRIPTORS_MAX: usize = 2;
+const DESCRIPTORS_MAX: usize = 3;
 
 /// One end. Whole messages, in order; the other end's death is the end of the stream.
 #[derive(Debug)]
@@ -82,6 +82,12 @@ impl Channel {
             serde_json::from_slice(&data[..received.bytes])?,
             fds,
         )))
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

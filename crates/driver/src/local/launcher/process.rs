@@ -11,6 +11,7 @@ use crate::local::sys::{self, Fork};
 use crate::local::userns::user_namespace;
 use crate::native::child::{self, Handles};
 use crate::native::seccomp::Filters;
+use crate::native::sockets::Sockets;
 use rustix::mount::MountPropagationFlags;
 use rustix::thread::UnshareFlags;
 use std::fs;
@@ -49,12 +50,12 @@ fn serve() -> Result<(), DriverError> {
         sys::move_up(guest).map_err(step())?,
         sys::move_up(_lock).map_err(step())?,
     );
-    let filters = match start() {
-        Ok((filters, ready)) => {
+    let confinement = match start() {
+        Ok((confinement, ready)) => {
             channel
                 .send(&Ok::<_, Failure>(ready), &[])
                 .map_err(step())?;
-            filters
+            confinement
         }
         Err(error) => {
             return channel
@@ -67,7 +68,7 @@ fn serve() -> Result<(), DriverError> {
         let Some(status) = fds.next() else {
             continue;
         };
-        match obey(&order, &guest, status, fds.next(), &filters) {
+        match obey(&order, &guest, status, fds.next(), &confinement) {
             Ok((pid, pidfd)) => channel.send(&Answer::Forked { pid }, &[pidfd.as_fd()]),
             Err(error) => channel.send(&Answer::Failed(Failure::from(&error)), &[]),
         }
@@ -76,8 +77,15 @@ fn serve() -> Result<(), DriverError> {
     Ok(())
 }
 
-fn start() -> Result<(Filters, Ready), DriverError> {
+/// What confines every native sandbox, whichever it is.
+struct Confinement {
+    filters: Filters,
+    sockets: Sockets,
+}
+
+fn start() -> Result<(Confinement, Ready), DriverError> {
     sys::ignore_children();
+    let sockets = Sockets::start()?;
     // What runsc leaves running becomes our child when runsc ends, and so is reaped.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(DriverError::step("become", "a subreaper"))?;
@@ -94,7 +102,10 @@ fn start() -> Result<(Filters, Ready), DriverError> {
             .all(|layer| rootfs::can_idmap(userns.as_fd(), &layer.host));
     let no_network = k8e_egress::wire::check().err();
     let no_network = no_network.map(|error| error.to_string());
-    Ok((filters, Ready { idmap, no_network }))
+    Ok((
+        Confinement { filters, sockets },
+        Ready { idmap, no_network },
+    ))
 }
 
 fn obey(
@@ -102,7 +113,7 @@ fn obey(
     guest: &OwnedFd,
     status: OwnedFd,
     listener: Option<OwnedFd>,
-    filters: &Filters,
+    confinement: &Confinement,
 ) -> Result<(i32, OwnedFd), DriverError> {
     let step = || DriverError::step::<io::Error>("prepare", "a launch");
     let status = sys::move_up(status).map_err(step())?;
@@ -120,8 +131,10 @@ fn obey(
                     guest,
                     listener,
                     userns,
+                    sockets: &confinement.sockets,
                 };
-                Told::Failed(Failure::from(&child::become_guest(setup, handles, filters)))
+                let failed = child::become_guest(setup, handles, &confinement.filters);
+                Told::Failed(Failure::from(&failed))
             })
         }
         Order::Gvisor(setup) => launch(
