@@ -10,6 +10,8 @@ mod neighbours;
 mod network;
 mod processes;
 mod resources;
+mod scheduling;
+mod socket_buffers;
 
 use k8e_e2e::{Server, Session};
 

@@ -326,7 +326,8 @@ impl Server {
     /// This server's cgroups, one for each hierarchy: those that hold a sandbox of its, or are named after its directory.
     fn cgroups(&self) -> Vec<PathBuf> {
         let name = stable_name(&self.runtime_dir());
-        let roots = ["", "memory", "cpu", "pids", "freezer"].map(|sub| {
+        let controllers = ["", "memory", "cpu", "pids", "freezer", "devices", "blkio"];
+        let roots = controllers.map(|sub| {
             Path::new("/sys/fs/cgroup")
                 .join(sub)
                 .join("k8e")

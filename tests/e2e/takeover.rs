@@ -30,9 +30,12 @@ fn launchers(server: &Server) -> Vec<u32> {
             .filter_map(|pid| pid.parse().ok())
             .collect()
     };
+    let read = |pid: &u32, file: &str| {
+        std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+    };
+    // What it forked for good has another name.
     let is_launcher = |pid: &u32| {
-        std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
-            .is_ok_and(|line| line.starts_with("k8e-launcher"))
+        read(pid, "cmdline").starts_with("k8e-launcher") && !read(pid, "comm").contains("sockets")
     };
     let mut found = children(server.pid());
     for pid in found.clone() {

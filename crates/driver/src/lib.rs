@@ -22,7 +22,7 @@ pub mod fuzzing {
 pub use error::DriverError;
 pub use guest::GuestAddress;
 pub use gvisor::{GvisorDriver, Platform};
-pub use local::{Config as MachineConfig, LAUNCHER_ARG, Machine, launcher_main};
+pub use local::{Config as MachineConfig, DiskRate, LAUNCHER_ARG, Machine, launcher_main};
 pub use native::NativeDriver;
 
 use async_trait::async_trait;

@@ -33,6 +33,7 @@ pub(crate) mod userns;
 mod share;
 mod shm;
 
+pub use cgroup::io::DiskRate;
 pub use launcher::{LAUNCHER_ARG, launcher_main};
 
 use crate::gvisor::Platform;
@@ -76,6 +77,8 @@ pub struct Config {
     pub server_gid: u32,
     /// The Unix socket that the server listens on, for [`Machine::remove_socket`].
     pub socket: Option<PathBuf>,
+    /// What one sandbox may do on disks.
+    pub disk_rate: DiskRate,
 }
 
 /// This machine, as the drivers use it. Clones are the same one.
@@ -107,6 +110,7 @@ impl Machine {
         let start = Start {
             data_dir: dir.clone(),
             memory_disks: config.memory_disks,
+            disk_rate: config.disk_rate,
             limits_max: config.limits_max,
             server_gid: config.server_gid,
             socket: config

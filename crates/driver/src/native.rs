@@ -3,6 +3,7 @@
 pub(crate) mod child;
 pub(crate) mod launch;
 pub(crate) mod seccomp;
+pub(crate) mod sockets;
 
 mod confine;
 mod enter;

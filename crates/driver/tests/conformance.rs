@@ -1,7 +1,9 @@
 //! Every driver of this machine does what the list in `testkit` says. Needs root and the built
 //! binaries: `cargo xtask test -p k8e-driver`. A driver that does not work here fails.
 
-use k8e_driver::{Driver, GvisorDriver, Machine, MachineConfig, NativeDriver, Platform, Probe};
+use k8e_driver::{
+    DiskRate, Driver, GvisorDriver, Machine, MachineConfig, NativeDriver, Platform, Probe,
+};
 use k8e_model::{Limits, SandboxId};
 use k8e_testkit::conformance::Subject;
 use std::collections::HashSet;
@@ -61,6 +63,7 @@ impl Subject for Local {
             },
             server_gid: 0,
             socket: None,
+            disk_rate: DiskRate::default(),
         })
         .expect("the machine can be used");
         let driver: Arc<dyn Driver> = match self.kind {

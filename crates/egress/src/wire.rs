@@ -4,6 +4,7 @@
 //!
 //! It belongs to the host's root: nothing inside may change any of it.
 
+mod ceilings;
 mod links;
 mod rules;
 
@@ -55,6 +56,7 @@ pub fn check() -> Result<(), EgressError> {
 ///
 /// A step that the kernel refused.
 pub fn nothing() -> Result<(), EgressError> {
+    lower_ceilings()?;
     links::loopback().map_err(EgressError::step("bring up loopback"))
 }
 
@@ -64,6 +66,7 @@ pub fn nothing() -> Result<(), EgressError> {
 ///
 /// A step that the kernel refused.
 pub fn shared_kernel() -> Result<(), EgressError> {
+    lower_ceilings()?;
     links::own_address().map_err(EgressError::step("give the sandbox an address"))?;
     finish()
 }
@@ -75,6 +78,7 @@ pub fn shared_kernel() -> Result<(), EgressError> {
 ///
 /// A step that the kernel refused.
 pub fn card() -> Result<(), EgressError> {
+    lower_ceilings()?;
     links::card().map_err(EgressError::step("make the sandbox's network card"))
 }
 
@@ -86,6 +90,10 @@ pub fn card() -> Result<(), EgressError> {
 pub fn connect_card() -> Result<(), EgressError> {
     links::route_to_card().map_err(EgressError::step("route to the sandbox's network card"))?;
     finish()
+}
+
+fn lower_ceilings() -> Result<(), EgressError> {
+    ceilings::lower().map_err(EgressError::step("lower the sizes of socket buffers"))
 }
 
 fn finish() -> Result<(), EgressError> {

@@ -78,6 +78,7 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
         launcher: PathBuf::from("/proc/self/exe"),
         lock,
         memory_disks: config.memory_disks,
+        disk_rate: config.disk_rate,
         limits_max: config.engine.limits_max,
         server_gid: user.gid,
         socket: Some(config.gateway.socket.clone()),

@@ -228,3 +228,37 @@ fn put_the_data_directory_where_sandboxes_look() {
         "{said}"
     );
 }
+
+#[test]
+fn learn_where_the_data_directory_is() {
+    let server = Server::start();
+    let dir = server.data_dir();
+    attempt_in(
+        &server.session(),
+        &format!(
+            r#"
+print("tried")
+for name in ("mountinfo", "mounts", "mountstats", "maps", "cgroup", "environ", "cmdline"):
+    try:
+        if {:?} in open("/proc/self/" + name).read(): print("ESCAPED", name)
+    except OSError: pass
+"#,
+            dir.display().to_string()
+        ),
+    );
+}
+
+#[test]
+fn replace_the_mount_points() {
+    // What the server looks for inside a sandbox (/dev/shm) must stay what it is.
+    attempt(
+        r#"
+print("tried")
+for path in ("/dev/shm", "/dev", "/proc", "/workspace", "/dev/pts"):
+    for act in (os.rmdir, lambda p: os.rename(p, p + "-moved"), lambda p: os.symlink("/proc", p), os.unlink):
+        try:
+            act(path); print("ESCAPED", path)
+        except OSError: pass
+"#,
+    );
+}

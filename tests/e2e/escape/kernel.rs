@@ -219,3 +219,138 @@ if status == 0: print("ESCAPED")
 "#,
     );
 }
+
+#[test]
+fn flush_the_hosts_disks() {
+    // A file of the host that is not written yet must not be written because a sandbox says `sync`.
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("dirty");
+    let pending = || {
+        let out = std::process::Command::new("filefrag")
+            .arg("-v")
+            .arg(&file)
+            .output();
+        let out = out.expect("filefrag (e2fsprogs) runs");
+        String::from_utf8_lossy(&out.stdout).contains("delalloc")
+    };
+    let server = k8e_e2e::Server::start();
+    let session = server.session();
+    // The host itself may write it at any time: it is enough that it stays once.
+    let stayed = (0..5).any(|_| {
+        let _ = std::fs::remove_file(&file);
+        std::fs::write(&file, vec![7; 8 << 20]).unwrap();
+        assert!(
+            pending(),
+            "this test needs a file system that delays writing (ext4, xfs): set TMPDIR"
+        );
+        let ran = session.py("import os; os.sync(); print('tried', os.system('sync'))");
+        assert_eq!(ran.out(), "tried 0\n", "{}", ran.all());
+        pending()
+    });
+    assert!(stayed, "sync in a sandbox wrote the host's files to disk");
+}
+
+#[test]
+fn flush_its_own_files() {
+    // Not an escape: a sandbox may write its own files to its own disk.
+    let server = k8e_e2e::Server::start();
+    let ran = server.session().py(
+        "import os\nf = os.open('/workspace/f', os.O_RDWR | os.O_CREAT); os.write(f, b'x'); os.fsync(f); os.fdatasync(f)\n\
+         import ctypes; print(ctypes.CDLL(None).syncfs(f))",
+    );
+    assert_eq!(ran.out(), "0\n", "{}", ran.all());
+}
+
+#[test]
+fn take_huge_pages() {
+    // They are a reserve of the machine's, and count as nobody's memory.
+    attempt(
+        r#"
+for size in (0, 21 << 26, 30 << 26):
+    refused(9, 0, 2 << 20, 3, 0x22 | 0x40000 | size, -1, 0)      # mmap
+    refused(319, b"huge", 4 | size)                              # memfd_create
+    refused(29, 0, 2 << 20, 0o1600 | 0o4000 | size)              # shmget
+"#,
+    );
+}
+
+#[test]
+fn call_what_is_rarely_called() {
+    attempt(
+        r#"
+refused(153)                                    # vhangup
+refused(180, 0, None, None)                     # nfsservctl
+refused(212, 0, None, 0)                        # lookup_dcookie
+refused(300, 0, 0)                              # fanotify_init
+refused(301, 0, 0, 0, 0, None)                  # fanotify_mark
+refused(443, 0, 0, 0, None)                     # quotactl_fd
+refused(447, 0)                                 # memfd_secret
+refused(256, 1, 8, None, None)                  # migrate_pages of PID 1
+refused(279, 1, 0, None, None, None, 0)         # move_pages of PID 1
+"#,
+    );
+}
+
+#[test]
+fn call_what_the_filter_does_not_know() {
+    // New calls, and the numbers of the x32 table, which a filter may take for something else.
+    attempt(
+        r#"
+for number in list(range(463, 600)) + [1 << 20, 0x40000000 | 39, 0x40000000 | 165, 0x40000000 | 272]:
+    refused(number, 0, 0, 0, 0, 0, by=(errno.ENOSYS,))
+for number in (206, 209, 208): refused(number, 1, 0, 0, 0, 0, by=(errno.ENOSYS,))   # io_setup and what needs it
+"#,
+    );
+}
+
+#[test]
+fn lift_the_filter() {
+    attempt(
+        r#"
+import struct
+allow = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0x7fff0000))
+program = struct.pack("=H6xQ", 1, ctypes.addressof(allow))
+print("tried", call(317, 1, 0, program), call(157, 22, 0, 0, 0, 0), call(157, 38, 0, 0, 0, 0))
+refused(165, b"tmpfs", b"/mnt", b"tmpfs", 0, None)
+refused(272, 0x10000000)
+if "NoNewPrivs:\t1" not in open("/proc/self/status").read(): print("ESCAPED nnp")
+if "Seccomp:\t2" not in open("/proc/self/status").read(): print("ESCAPED seccomp")
+"#,
+    );
+}
+
+#[test]
+fn behave_like_another_kernel() {
+    // Personalities that weaken memory protection, or that read numbers of other systems.
+    attempt(
+        "for persona in (0x0400000, 0x0100000, 0x0200000, 0x1000000, 0x8000000, 1, 6): refused(135, persona)",
+    );
+}
+
+#[test]
+fn change_the_file_systems_below() {
+    // Freeze, trim, resize, shut down, make immutable, read by handle.
+    attempt(
+        r#"
+for path in ("/workspace", "/", "/usr", "/dev/shm"):
+    fd = os.open(path, os.O_RDONLY)
+    buf = (ctypes.c_char * 256)()
+    for request in (0xc0045877, 0xc0045878, 0xc0185879, 0x40086610, 0x8004587d, 0xc0106611, 0x6611):
+        refused(16, fd, request, buf, by=(errno.EPERM, errno.ENOTTY, errno.EOPNOTSUPP, errno.EACCES, errno.EINVAL, errno.EBADF))
+    flags = ctypes.c_long(0x10)
+    refused(16, fd, 0x40086602, ctypes.byref(flags), by=(errno.EPERM, errno.ENOTTY, errno.EOPNOTSUPP, errno.EACCES))
+"#,
+    );
+}
+
+#[test]
+fn wake_the_machine_and_keep_it_awake() {
+    attempt(
+        r#"
+for clock in (8, 9): refused(222, clock, None, (ctypes.c_char * 8)(), by=(errno.EPERM, errno.EOPNOTSUPP, errno.EINVAL))  # timer_create: alarms
+for clock in (8, 9): refused(283, clock, 0, by=(errno.EPERM, errno.EOPNOTSUPP, errno.EINVAL))                            # timerfd_create
+for path in ("/sys/power/state", "/proc/acpi/wakeup", "/sys/power/wake_lock"):
+    if os.path.exists(path): print("ESCAPED", path)
+"#,
+    );
+}

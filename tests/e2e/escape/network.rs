@@ -99,3 +99,88 @@ fn serve_on_its_own_loopback() {
     );
     assert_eq!(ran.out(), "ok\n", "{}", ran.all());
 }
+
+#[test]
+fn use_other_protocols_of_ip() {
+    // ICMP (ping), UDP-Lite, SCTP, DCCP, MPTCP, SMC: kernel code that nothing needs. Asking for one would
+    // also load its module.
+    attempt(
+        r#"
+flags = (0, 0o4000, 0o2000000, 0o2004000)      # SOCK_NONBLOCK, SOCK_CLOEXEC
+for family in (2, 10):
+    for flag in flags:
+        for kind in (0, 3, 4, 5, 6, 10): refused(41, family, kind | flag, 0)
+        for protocol in (1, 17, 33, 58, 132, 136, 255, 256, 262): refused(41, family, 1 | flag, protocol)
+        for protocol in (1, 6, 33, 58, 132, 136, 255, 256, 262): refused(41, family, 2 | flag, protocol)
+refused(41, 43, 1, 0)                          # SMC as a family
+# The kernel looks at 32 bits of each register.
+refused(41, 2 | 1 << 32, 1, 262); refused(41, 2, 1 | 1 << 40, 262); refused(41, 2, 1, 262 | 1 << 33)
+"#,
+    );
+}
+
+#[test]
+fn use_other_protocols_in_pairs() {
+    // A pair of sockets that cannot be one is refused after both were made, and their module loaded.
+    attempt(
+        r#"
+pair = (ctypes.c_int * 2)()
+for family in (2, 10, 16, 17, 30, 38, 40): refused(53, family, 1, 132, pair); refused(53, family, 2, 0, pair)
+"#,
+    );
+}
+
+#[test]
+fn use_other_protocols_of_netlink() {
+    attempt(
+        "for protocol in range(1, 32):\n    if protocol != 9: refused(41, 16, 3, protocol); refused(41, 16, 2 | 0o2000000, protocol)",
+    );
+}
+
+#[test]
+fn use_ordinary_sockets() {
+    // Not an escape: what programs use must work.
+    let server = Server::start();
+    let ran = server.session().py(
+        "import socket\n\
+         for family in (socket.AF_INET, socket.AF_INET6):\n\
+        \x20   for kind, protocol in ((1, 0), (1, 6), (2, 0), (2, 17)):\n\
+        \x20       for flag in (0, socket.SOCK_NONBLOCK, socket.SOCK_CLOEXEC): socket.socket(family, kind | flag, protocol).close()\n\
+         for kind in (1, 2, 5): socket.socketpair(socket.AF_UNIX, kind)\n\
+         s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n\
+         print(s.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR), len(socket.if_nameindex()) > 0)",
+    );
+    assert_eq!(ran.out(), "1 True\n", "{}", ran.all());
+}
+
+#[test]
+fn take_powers_over_packets() {
+    // Marks, other people's addresses, another's connection, buffers beyond the machine's limit.
+    everywhere(
+        r#"
+import socket
+print("tried")
+s = socket.socket()
+for level, option in ((1, 36), (0, 19), (6, 19), (1, 32), (1, 33), (41, 75), (1, 12)):
+    try:
+        s.setsockopt(level, option, 7)
+        if option not in (12,) and s.getsockopt(level, option) == 7: print("ESCAPED", level, option)
+    except OSError: pass
+"#,
+    );
+}
+
+#[test]
+fn read_and_replace_the_firewall_by_options() {
+    attempt(
+        r#"
+import socket, fcntl
+s = socket.socket()
+size = ctypes.c_int(84)
+for option in (64, 65): refused(55, s.fileno(), 0, option, (ctypes.c_char * 84)(), ctypes.byref(size), by=(errno.EPERM, errno.ENOPROTOOPT))
+refused(54, s.fileno(), 0, 64, (ctypes.c_char * 84)(), 84, by=(errno.EPERM, errno.ENOPROTOOPT))
+for request in (0x8914, 0x8916, 0x891c, 0x8922, 0x8924, 0x890b, 0x89a0, 0x8946):   # flags, address, mask, mtu, mac, route, bridge, ethtool
+    refused(16, s.fileno(), request, (ctypes.c_char * 128)(*b"lo"), by=(errno.EPERM, errno.ENOPKG, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.ENOTTY, errno.EFAULT))
+"#,
+    );
+}

@@ -131,3 +131,103 @@ refused(160, 4, zero)                                               # setrlimit
     );
     assert_eq!(session.sh("echo alive").out(), "alive\n");
 }
+
+#[test]
+fn trace_the_supervisor() {
+    // The parent of a command is a process in the guest's own memory.
+    attempt(
+        r#"
+parent = os.getppid()
+refused(101, 16, parent, 0, 0)           # PTRACE_ATTACH
+refused(101, 0x4206, parent, 0, 0)       # PTRACE_SEIZE
+buf = (ctypes.c_char * 64)()
+iov = (ctypes.c_ulong * 2)(ctypes.addressof(buf), 64)
+remote = (ctypes.c_ulong * 2)(0x400000, 64)
+refused(310, parent, iov, 1, remote, 1, 0)   # process_vm_readv
+refused(311, parent, iov, 1, remote, 1, 0)   # process_vm_writev
+for name in ("mem", "environ", "maps", "auxv", "pagemap"):
+    try:
+        if open(f"/proc/{parent}/{name}", "rb").read(16): print("ESCAPED", name)
+    except OSError: pass
+pidfd, _ = call(434, parent, 0)
+refused(438, pidfd, 3, 0)                # pidfd_getfd
+"#,
+    );
+}
+
+#[test]
+fn look_into_the_guest() {
+    attempt(
+        r#"
+refused(312, os.getpid(), 1, 0, 1, 1)                       # kcmp
+refused(274, 1, (ctypes.c_char * 8)(), (ctypes.c_char * 8)())   # get_robust_list
+pidfd, _ = call(434, 1, 0)
+iov = (ctypes.c_ulong * 2)(0x400000, 4096)
+refused(440, pidfd, iov, 1, 21, 0, by=(errno.EPERM, errno.EACCES))   # process_madvise: page it out
+for name in ("fd", "fdinfo", "root", "cwd", "exe", "ns/net", "task/1/fd", "syscall", "personality", "io", "timers"):
+    path = "/proc/1/" + name
+    for look in (os.listdir, os.readlink, lambda p: open(p).read()):
+        try:
+            got = look(path)
+            if got and not (name in ("root", "cwd") and got == "/"): print("ESCAPED", name, got)
+        except OSError: pass
+"#,
+    );
+}
+
+#[test]
+fn turn_the_guests_knobs() {
+    let server = Server::start();
+    let session = server.session();
+    super::attempt_in(
+        &session,
+        r#"
+for name, value in (("oom_score_adj", "1000"), ("oom_adj", "15"), ("autogroup", "19"), ("comm", "evil"), ("coredump_filter", "ff"),
+                    ("clear_refs", "1"), ("timerslack_ns", "1000000000"), ("loginuid", "7"), ("make-it-fail", "1"), ("sched", "0"),
+                    ("setgroups", "deny"), ("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("attr/current", "x"), ("timens_offsets", "monotonic 1 0")):
+    print("tried", name)
+    try:
+        with open("/proc/1/" + name, "w") as knob: knob.write(value)
+        print("ESCAPED", name)
+    except OSError: pass
+"#,
+    );
+    assert_eq!(session.sh("echo alive").out(), "alive\n");
+}
+
+#[test]
+fn become_somebody_who_does_not_exist_inside() {
+    // Numbers that are not the sandbox's would be somebody's outside.
+    attempt(
+        r#"
+open("/workspace/f", "w").close()
+for number in (65536, 70000, 1 << 30, 0x70000000, 0xfffffffe):
+    refused(117, number, number, number, by=(errno.EINVAL,))          # setresuid
+    refused(119, number, number, number, by=(errno.EINVAL,))          # setresgid
+    refused(92, b"/workspace/f", number, number, by=(errno.EINVAL, errno.EOVERFLOW, errno.EPERM))  # chown
+for name, text in (("uid_map", "0 0 4294967295"), ("gid_map", "0 0 4294967295"), ("setgroups", "allow")):
+    try:
+        with open("/proc/self/" + name, "w") as file: file.write(text)
+        print("ESCAPED", name)
+    except OSError: pass
+"#,
+    );
+}
+
+#[test]
+fn take_back_capabilities() {
+    attempt(
+        r#"
+import struct
+header = struct.pack("=Ii", 0x20080522, 0)
+everything = struct.pack("=6I", *[0xffffffff] * 6)
+refused(126, header, everything)                                      # capset
+for cap in (1, 12, 13, 16, 17, 19, 21, 22, 23, 24, 25, 27, 38, 39, 40):
+    refused(157, 47, 2, cap, 0, 0)                                    # PR_CAP_AMBIENT_RAISE
+refused(157, 35, 8, 0, 0, 0)                                          # PR_SET_MM
+for name in (b"trusted.k8e", b"trusted.overlay.redirect", b"security.k8e"):
+    open("/workspace/x", "w").close()
+    refused(188, b"/workspace/x", name, b"x", 1, 0, by=(errno.EPERM, errno.EOPNOTSUPP))  # setxattr
+"#,
+    );
+}

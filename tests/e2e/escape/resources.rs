@@ -173,6 +173,52 @@ fn flood_with_output() {
     assert_answers(&neighbour);
 }
 
+#[test]
+fn use_all_of_the_disk() {
+    // What it reads and writes past every cache, in bytes a second, with a limit and with the default one.
+    let direct = |flags: &[&str]| {
+        let server = Server::start_with(flags);
+        let ran = server.session().py(DIRECT);
+        let said: Vec<f64> = ran.out().split_whitespace().flat_map(str::parse).collect();
+        assert_eq!(said.len(), 2, "the attempt was not made: {}", ran.all());
+        said
+    };
+    let limited = direct(&["--disk-bandwidth", "4MiB"]);
+    let few = direct(&["--disk-iops", "16"]);
+    let free = direct(&[]);
+    for (at, what) in ["written", "read"].into_iter().enumerate() {
+        let limit = f64::from(4 << 20);
+        assert!(
+            limited[at] < limit * 2.0,
+            "{what}: {} bytes a second",
+            limited[at]
+        );
+        // 256 KiB each.
+        assert!(few[at] < limit * 2.0, "{what}: {} bytes a second", few[at]);
+        assert!(
+            free[at] > limited[at] * 2.0 && free[at] > few[at] * 2.0,
+            "{what}: {} bytes a second without a limit, {} and {} with one",
+            free[at],
+            limited[at],
+            few[at]
+        );
+    }
+}
+
+/// Writes and reads 256 KiB at a time for four seconds each; prints bytes a second.
+const DIRECT: &str = r#"
+import mmap, os, time
+block = mmap.mmap(-1, 256 << 10)
+block.write(b"x" * len(block))
+file = os.open("/workspace/direct", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+def rate(act):
+    start, done = time.monotonic(), 0
+    while time.monotonic() - start < 4:
+        for at in range(0, 1 << 20, 256 << 10): done += act(at)
+    return done / (time.monotonic() - start)
+print(rate(lambda at: os.pwrite(file, block, at)), rate(lambda at: os.preadv(file, [block], at)))
+"#;
+
 fn find_image(server: &Server, name: &str) -> std::path::PathBuf {
     let dir = server.data_dir().join("native/sandboxes");
     let entries = std::fs::read_dir(dir).unwrap();

@@ -3,8 +3,8 @@
 use super::{Check, Group, Subject, Verdict, existing, shown};
 use crate::gvisor::runsc_found;
 use crate::{
-    Driver, DriverError, GvisorDriver, Machine, MachineConfig, NativeDriver, Platform, Probe,
-    SandboxSpec,
+    DiskRate, Driver, DriverError, GvisorDriver, Machine, MachineConfig, NativeDriver, Platform,
+    Probe, SandboxSpec,
 };
 use k8e_model::{Limits, RuntimeKind, SandboxId, Template};
 use std::fs::{self, DirBuilder, File};
@@ -65,6 +65,7 @@ fn try_all(subject: Subject) -> Result<Vec<Check>, DriverError> {
         limits_max: Limits::default(),
         server_gid: rustix::process::getgid().as_raw(),
         socket: None,
+        disk_rate: DiskRate::default(),
     })?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

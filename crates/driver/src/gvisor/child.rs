@@ -9,6 +9,8 @@ use super::bundle::{GUEST, ROOT, SHARED};
 use crate::DriverError;
 use crate::local::birth::Report;
 use crate::local::cgroup::Join;
+use crate::local::cgroup::devices::KVM;
+use crate::local::cgroup::io::DiskRate;
 use crate::local::launcher::pidfd_of;
 use crate::local::rootfs::{Rootfs, attach, clone_mount, make_dir};
 use crate::local::sys;
@@ -38,6 +40,9 @@ const RUNSC_WAIT: Duration = Duration::from_secs(30);
 const LOG_BYTES_MAX: u64 = 16 * 1024;
 const LOG_LINE_CHARS_MAX: usize = 500;
 
+/// The platform that needs a device.
+const KVM_PLATFORM: &str = "kvm";
+
 /// What the sandbox is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Task {
@@ -54,6 +59,8 @@ pub(crate) struct Setup {
     pub(crate) join: Join,
     /// Its file system.
     pub(crate) rootfs: Rootfs,
+    /// What it may do on disks.
+    pub(crate) disk_rate: DiskRate,
     /// The guest's program. A file and not a descriptor: glibc insists that it has a path.
     pub(crate) guest: PathBuf,
     /// The host's directory in which its guest binds.
@@ -80,11 +87,21 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Report, Drive
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let _ = fs::write("/proc/self/oom_score_adj", "0");
     setup.rootfs.mount(userns)?;
+    setup
+        .join
+        .limit_disks(setup.disk_rate, setup.rootfs.disks())?;
     setup.complete_rootfs()?;
     setup.move_stage()?;
     if setup.network {
         network()?;
     }
+    setup
+        .join
+        .devices()?
+        .restrict(match setup.platform == KVM_PLATFORM {
+            true => &[KVM],
+            false => &[],
+        })?;
     sys::leave_session_keyring().map_err(DriverError::step("leave", "the session keyring"))?;
     sys::close_on_exec_from(3).map_err(DriverError::step("close", "descriptors"))?;
     let step = || DriverError::step::<io::Error>("run", setup.runsc.display().to_string());

@@ -131,6 +131,7 @@ fn setup(
         join: prepared.cgroup.join(),
         config: bundle::config(&spec.limits, prepared.uid_base, task),
         rootfs: host.rootfs(spec, prepared.disk, prepared.uid_base),
+        disk_rate: host.disk_rate(),
         shared,
         guest: sandboxes.dir().join(GUEST),
         runsc: runsc.path.clone(),

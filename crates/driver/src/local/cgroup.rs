@@ -1,15 +1,18 @@
 //! Control groups, v1 and v2: one group per sandbox, below one group per data directory.
 //!
 //! ```text
-//! v1  <mount of memory|cpu|pids|freezer>/k8e/<data directory>/<sandbox>
+//! v1  <mount of memory|cpu|pids|freezer|devices|blkio>/k8e/<data directory>/<sandbox>
 //! v2  <mount>/k8e/<data directory>/<sandbox>
 //! ```
+
+pub(crate) mod devices;
+pub(crate) mod io;
 
 use crate::DriverError;
 use k8e_model::{LimitEvents, Limits, SandboxId};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io;
+use std::io::{Error, ErrorKind};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,15 +25,38 @@ const REMOVE_TRIES: u32 = 200;
 const REMOVE_PAUSE: Duration = Duration::from_millis(5);
 
 /// The controllers a sandbox needs; all must be there.
-const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+const CONTROLLERS: [&str; 3] = [MEMORY, CPU, PIDS];
+
+const MEMORY: &str = "memory";
+const CPU: &str = "cpu";
+const PIDS: &str = "pids";
 
 /// v1: stops what is in a group. Without it sandboxes cannot be frozen, and that is all. v2 can do
 /// that by itself.
 const FREEZER: &str = "freezer";
 
+/// v1: which devices can be opened. v2 does that with a program.
+const DEVICES: &str = "devices";
+
+/// v1: operations and bytes a second on a disk. On v2 it is `io`.
+const BLKIO: &str = "blkio";
+
+/// v1: what sandboxes can do without.
+const OPTIONAL: [&str; 3] = [FREEZER, DEVICES, BLKIO];
+
+/// v2: the controller of disks, which sandboxes can do without.
+const IO: &str = "io";
+
+/// v1: buffers of TCP and UDP sockets, which do not count as memory there. This part of the memory
+/// limit may be in them, in addition to it.
+const SOCKET_BUFFERS_PART: u64 = 4;
+
 /// A process stops at once unless it is in the middle of something that the kernel cannot interrupt.
 const FREEZE_TRIES: u32 = 400;
 const FREEZE_PAUSE: Duration = Duration::from_millis(5);
+
+/// v1: the file that a thread joins a group by.
+const TASKS: &str = "tasks";
 
 /// Of a file that counts how often limits were hit.
 const EVENTS_BYTES_MAX: usize = 512;
@@ -39,9 +65,12 @@ const EVENTS_BYTES_MAX: usize = 512;
 #[derive(Clone, Debug)]
 pub(crate) struct Cgroups {
     version: Version,
-    /// v1: one for each controller, in the order of CONTROLLERS, and the freezer if there is one. v2: one.
-    parents: Vec<PathBuf>,
+    parents: Dirs,
 }
+
+/// v1: a directory for each of CONTROLLERS and for those of OPTIONAL that there are. v2: one, under the
+/// name of each controller that it has.
+type Dirs = Vec<(&'static str, PathBuf)>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
@@ -53,17 +82,30 @@ enum Version {
 /// twenty milliseconds: not through `cgroup.procs`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Join {
-    /// v1: a single-threaded process writes 0 to each of these.
-    Write(Vec<PathBuf>),
+    /// v1: a single-threaded process writes 0 to `tasks` of each of these.
+    Write(Groups),
     /// v2: a process is born in this directory's group.
     Born(PathBuf),
+}
+
+/// v1: the directories of one sandbox's group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Groups {
+    /// Where memory is limited; one of the first.
+    memory: PathBuf,
+    /// Joined at once.
+    first: Vec<PathBuf>,
+    /// Joined when the file system is made, which takes devices that the sandbox must not have.
+    devices: Option<PathBuf>,
+    /// Where disks are limited; one of the first.
+    blkio: Option<PathBuf>,
 }
 
 /// One sandbox's group.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     version: Version,
-    dirs: Vec<PathBuf>,
+    dirs: Dirs,
 }
 
 /// Files that count how often limits were hit, kept open by the server: they are read before and
@@ -89,13 +131,22 @@ impl LimitCounters {
 // === impl Join ===
 
 impl Join {
+    /// The file that has the group's memory limit.
+    pub(crate) fn memory_limit(&self) -> PathBuf {
+        match self {
+            Self::Write(groups) => groups.memory.join("memory.limit_in_bytes"),
+            Self::Born(dir) => dir.join("memory.max"),
+        }
+    }
+
     /// Enters, where a process is not born in it.
     pub(crate) fn enter(&self) -> Result<(), DriverError> {
-        let Self::Write(files) = self else {
+        let Self::Write(groups) = self else {
             return Ok(());
         };
-        for file in files {
-            fs::write(file, "0").map_err(DriverError::step("join", file.display().to_string()))?;
+        for dir in &groups.first {
+            let step = DriverError::step("join", dir.display().to_string());
+            fs::write(dir.join(TASKS), "0").map_err(step)?;
         }
         Ok(())
     }
@@ -107,18 +158,17 @@ impl Cgroups {
     /// Finds the hierarchies and makes our group in each. `name` is unique to the data directory.
     pub(crate) fn open(name: &str) -> Result<Self, DriverError> {
         let (version, roots) = mounted()?;
-        let parents: Vec<PathBuf> = roots
-            .iter()
-            .map(|root| root.join("k8e").join(name))
-            .collect();
-        for (root, parent) in roots.iter().zip(&parents) {
-            fs::create_dir_all(parent)
+        let mut parents = Dirs::new();
+        for (controller, root) in roots {
+            let parent = root.join("k8e").join(name);
+            fs::create_dir_all(&parent)
                 .map_err(DriverError::step("make", parent.display().to_string()))?;
             if version == Version::V2 {
-                for dir in [root.as_path(), &root.join("k8e"), parent] {
-                    put(dir, "cgroup.subtree_control", "+memory +cpu +pids")?;
+                for dir in [root.as_path(), &root.join("k8e"), &parent] {
+                    put(dir, "cgroup.subtree_control", &format!("+{controller}"))?;
                 }
             }
+            parents.push((controller, parent));
         }
         Ok(Self { version, parents })
     }
@@ -130,7 +180,7 @@ impl Cgroups {
             dirs: self
                 .parents
                 .iter()
-                .map(|parent| parent.join(id.as_str()))
+                .map(|(controller, parent)| (*controller, parent.join(id.as_str())))
                 .collect(),
         }
     }
@@ -138,7 +188,7 @@ impl Cgroups {
     /// The sandboxes that have a group.
     pub(crate) fn ids(&self) -> Vec<SandboxId> {
         let mut ids: Vec<SandboxId> = Vec::new();
-        for parent in &self.parents {
+        for (_, parent) in &self.parents {
             let Ok(entries) = fs::read_dir(parent) else {
                 continue;
             };
@@ -154,12 +204,16 @@ impl Cgroups {
 
     /// Whether what is in a group can be frozen.
     pub(crate) fn can_freeze(&self) -> bool {
-        self.version == Version::V2 || self.parents.len() > CONTROLLERS.len()
+        self.version == Version::V2 || self.has(FREEZER)
+    }
+
+    fn has(&self, wanted: &str) -> bool {
+        self.parents.iter().any(|(name, _)| *name == wanted)
     }
 
     /// Removes our own group, when no sandbox is left in it.
     pub(crate) fn close(&self) {
-        for parent in &self.parents {
+        for (_, parent) in &self.parents {
             let _ = fs::remove_dir(parent);
         }
     }
@@ -172,18 +226,20 @@ pub(crate) fn describe() -> Result<String, DriverError> {
         Version::V1 => 1,
         Version::V2 => 2,
     };
-    let controllers = CONTROLLERS.join(", ");
-    let roots: Vec<_> = roots
+    let controllers: Vec<_> = roots.iter().map(|(name, _)| *name).collect();
+    let mut places: Vec<_> = roots
         .iter()
-        .map(|root| root.display().to_string())
+        .map(|(_, root)| root.display().to_string())
         .collect();
+    places.dedup();
     Ok(format!(
-        "v{number} with {controllers} ({})",
-        roots.join(", ")
+        "v{number} with {} ({})",
+        controllers.join(", "),
+        places.join(", ")
     ))
 }
 
-fn mounted() -> Result<(Version, Vec<PathBuf>), DriverError> {
+fn mounted() -> Result<(Version, Dirs), DriverError> {
     let mounts = fs::read_to_string("/proc/self/mounts")
         .map_err(DriverError::step("read", "/proc/self/mounts"))?;
     find(&mounts).ok_or_else(|| {
@@ -195,7 +251,7 @@ fn mounted() -> Result<(Version, Vec<PathBuf>), DriverError> {
 }
 
 /// v2 when all controllers are there; else v1. On hybrid machines v2 exists without controllers.
-fn find(mounts: &str) -> Option<(Version, Vec<PathBuf>)> {
+fn find(mounts: &str) -> Option<(Version, Dirs)> {
     let lines = || {
         mounts
             .lines()
@@ -205,25 +261,23 @@ fn find(mounts: &str) -> Option<(Version, Vec<PathBuf>)> {
     for fields in lines().filter(|fields| fields[2] == "cgroup2") {
         let root = PathBuf::from(fields[1]);
         let offered = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-        if CONTROLLERS
-            .iter()
-            .all(|wanted| offered.split_whitespace().any(|have| have == *wanted))
-        {
-            return Some((Version::V2, vec![root]));
+        let has = |wanted: &str| offered.split_whitespace().any(|have| have == wanted);
+        if CONTROLLERS.into_iter().all(has) {
+            let all = CONTROLLERS
+                .into_iter()
+                .chain([IO].into_iter().filter(|name| has(name)));
+            return Some((Version::V2, all.map(|name| (name, root.clone())).collect()));
         }
     }
-    let v1 = |controller: &str| {
+    let v1 = |controller: &'static str| {
         lines()
             .find(|fields| {
                 fields[2] == "cgroup" && fields[3].split(',').any(|option| option == controller)
             })
-            .map(|fields| PathBuf::from(fields[1]))
+            .map(|fields| (controller, PathBuf::from(fields[1])))
     };
-    let mut roots = CONTROLLERS
-        .iter()
-        .map(|controller| v1(controller))
-        .collect::<Option<Vec<_>>>()?;
-    roots.extend(v1(FREEZER));
+    let mut roots = CONTROLLERS.map(v1).into_iter().collect::<Option<Dirs>>()?;
+    roots.extend(OPTIONAL.into_iter().filter_map(v1));
     Some((Version::V1, roots))
 }
 
@@ -232,9 +286,9 @@ fn find(mounts: &str) -> Option<(Version, Vec<PathBuf>)> {
 impl Cgroup {
     /// Makes it with its limits.
     pub(crate) fn create(&self, limits: &Limits) -> Result<(), DriverError> {
-        for dir in &self.dirs {
+        for (_, dir) in &self.dirs {
             match fs::create_dir(dir) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 done => done.map_err(DriverError::step("make", dir.display().to_string()))?,
             }
         }
@@ -245,50 +299,70 @@ impl Cgroup {
     pub(crate) fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
         let quota = (u64::from(limits.cpu_millis) * CPU_PERIOD_US / 1000).to_string();
         let memory = limits.memory_bytes.to_string();
-        match (self.version, self.dirs.as_slice()) {
-            (Version::V1, [memory_dir, cpu, pids, ..]) => {
+        let (memory_dir, cpu, pids) = (self.dir(MEMORY), self.dir(CPU), self.dir(PIDS));
+        match self.version {
+            Version::V1 => {
                 put_memory(memory_dir, &memory)?;
+                put_socket_buffers(memory_dir, limits.memory_bytes / SOCKET_BUFFERS_PART)?;
                 put(cpu, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
                 put(cpu, "cpu.cfs_quota_us", &quota)?;
-                put(pids, "pids.max", &limits.pids.to_string())
             }
-            (_, dirs) => {
-                let dir = &dirs[0];
-                put(dir, "memory.max", &memory)?;
-                if dir.join("memory.swap.max").exists() {
-                    put(dir, "memory.swap.max", "0")?;
+            Version::V2 => {
+                put(memory_dir, "memory.max", &memory)?;
+                if memory_dir.join("memory.swap.max").exists() {
+                    put(memory_dir, "memory.swap.max", "0")?;
                 }
-                put(dir, "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
-                put(dir, "pids.max", &limits.pids.to_string())
+                put(cpu, "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
             }
         }
+        put(pids, "pids.max", &limits.pids.to_string())
+    }
+
+    /// Of a controller that every group has.
+    fn dir(&self, controller: &str) -> &Path {
+        self.optional(controller)
+            .expect("groups are made only where all of CONTROLLERS are")
+    }
+
+    /// Of a controller that may not be there.
+    fn optional(&self, controller: &str) -> Option<&Path> {
+        let mut dirs = self.dirs.iter();
+        let (_, dir) = dirs.find(|(name, _)| *name == controller)?;
+        Some(dir)
     }
 
     /// How a sandbox's first process gets into it.
     pub(crate) fn join(&self) -> Join {
         match self.version {
-            Version::V1 => Join::Write(self.dirs.iter().map(|dir| dir.join("tasks")).collect()),
-            Version::V2 => Join::Born(self.dirs[0].clone()),
+            Version::V1 => {
+                let first = self.dirs.iter().filter(|(name, _)| *name != DEVICES);
+                let owned = |name| self.optional(name).map(Path::to_owned);
+                Join::Write(Groups {
+                    memory: self.dir(MEMORY).to_owned(),
+                    first: first.map(|(_, dir)| dir.clone()).collect(),
+                    devices: owned(DEVICES),
+                    blkio: owned(BLKIO),
+                })
+            }
+            Version::V2 => Join::Born(self.dir(MEMORY).to_owned()),
         }
     }
 
     /// Whether a process is in it.
     pub(crate) fn holds(&self, pid: i32) -> bool {
-        let pids = fs::read_to_string(self.dirs[0].join("cgroup.procs")).unwrap_or_default();
+        let pids = fs::read_to_string(self.dir(MEMORY).join("cgroup.procs")).unwrap_or_default();
         pids.lines().any(|line| line.parse() == Ok(pid))
     }
 
     /// The files of [`LimitCounters`].
     pub(crate) fn counters(&self) -> LimitCounters {
-        let (memory, pids) = match (self.version, self.dirs.as_slice()) {
-            (Version::V1, [memory, _, pids, ..]) => {
-                (memory.join("memory.oom_control"), pids.join("pids.events"))
-            }
-            (_, dirs) => (dirs[0].join("memory.events"), dirs[0].join("pids.events")),
+        let memory = match self.version {
+            Version::V1 => "memory.oom_control",
+            Version::V2 => "memory.events",
         };
         LimitCounters {
-            memory: File::open(memory).ok(),
-            pids: File::open(pids).ok(),
+            memory: File::open(self.dir(MEMORY).join(memory)).ok(),
+            pids: File::open(self.dir(PIDS).join("pids.events")).ok(),
         }
     }
 
@@ -309,7 +383,7 @@ impl Cgroup {
         }
         self.put_frozen(dir, false)?;
         Err(DriverError::step("freeze", dir.display().to_string())(
-            io::Error::from(io::ErrorKind::TimedOut),
+            Error::from(ErrorKind::TimedOut),
         ))
     }
 
@@ -322,11 +396,10 @@ impl Cgroup {
     }
 
     fn freezer(&self) -> Option<&Path> {
-        let dir = match self.version {
-            Version::V1 => self.dirs.get(CONTROLLERS.len()),
-            Version::V2 => self.dirs.first(),
-        };
-        dir.map(PathBuf::as_path)
+        match self.version {
+            Version::V1 => self.optional(FREEZER),
+            Version::V2 => self.optional(MEMORY),
+        }
     }
 
     fn put_frozen(&self, dir: &Path, frozen: bool) -> Result<(), DriverError> {
@@ -349,7 +422,7 @@ impl Cgroup {
 
     /// Kills every process in it. Needed only for what died half-made: a sandbox's processes die with its first.
     pub(crate) fn kill(&self) {
-        for dir in &self.dirs {
+        for (_, dir) in &self.dirs {
             if fs::write(dir.join("cgroup.kill"), "1").is_ok() {
                 continue;
             }
@@ -367,13 +440,18 @@ impl Cgroup {
     }
 
     /// Removes it once it is empty; kills what is still in it.
+    ///
+    /// v1: the kernel keeps what it counts for a removed group for as long as there are pages that the group was
+    /// the first to read: those of the host's programs, about one group in six. They are not emptied
+    /// here (`memory.force_empty`): the next sandbox would have to read all of that from the disk
+    /// again. They go when memory is needed.
     pub(crate) fn remove(&self) -> Result<(), DriverError> {
-        for dir in &self.dirs {
+        for (_, dir) in &self.dirs {
             let mut tries = 0;
             loop {
                 match fs::remove_dir(dir) {
                     Ok(()) => break,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                    Err(error) if error.kind() == ErrorKind::NotFound => break,
                     Err(_) if tries < REMOVE_TRIES => {
                         self.kill();
                         tries += 1;
@@ -406,6 +484,16 @@ fn put_memory(dir: &Path, memory: &str) -> Result<(), DriverError> {
     put(dir, MEMORY, memory)
 }
 
+/// v1: what sockets may hold, in addition to memory. From the first time that it is set, new sockets
+/// are counted. Absent on kernels that do not count them.
+fn put_socket_buffers(dir: &Path, bytes: u64) -> Result<(), DriverError> {
+    const SOCKET_BUFFERS: &str = "memory.kmem.tcp.limit_in_bytes";
+    if !dir.join(SOCKET_BUFFERS).exists() {
+        return Ok(());
+    }
+    put(dir, SOCKET_BUFFERS, &bytes.to_string())
+}
+
 fn put(dir: &Path, file: &str, value: &str) -> Result<(), DriverError> {
     let path = dir.join(file);
     fs::write(&path, value).map_err(|source| DriverError::Step {
@@ -431,17 +519,28 @@ fn counter(file: Option<&File>, key: &str) -> u64 {
 mod tests {
     use super::*;
 
+    fn group(version: Version, dir: &Path, controllers: &[&'static str]) -> Cgroup {
+        let dirs = controllers.iter().map(|name| (*name, dir.to_owned()));
+        Cgroup {
+            version,
+            dirs: dirs.collect(),
+        }
+    }
+
     #[test]
     fn v1_is_found_on_a_hybrid_machine() {
         let mounts = "cgroup /c/cpu cgroup rw,cpu,cpuacct 0 0\ncgroup /c/memory cgroup rw,memory 0 0\n\
                       cgroup /c/pids cgroup rw,pids 0 0\ncgroup /c/freezer cgroup rw,freezer 0 0\ncgroup2 /c/unified-nowhere cgroup2 rw 0 0\n";
         let (version, roots) = find(mounts).unwrap();
         assert_eq!(version, Version::V1);
-        let all = ["/c/memory", "/c/cpu", "/c/pids", "/c/freezer"].map(PathBuf::from);
-        assert_eq!(roots, all);
+        let at = |name: &'static str| (name, Path::new("/c").join(name));
+        assert_eq!(roots, [MEMORY, CPU, PIDS, FREEZER].map(at));
         // The freezer is good to have, no more.
         let without = mounts.replace("freezer", "devices");
-        assert_eq!(find(&without).unwrap().1, all[..3]);
+        assert_eq!(
+            find(&without).unwrap().1,
+            [MEMORY, CPU, PIDS, DEVICES].map(at)
+        );
     }
 
     #[test]
@@ -453,10 +552,8 @@ mod tests {
         )
         .unwrap();
         let mounts = format!("cgroup2 {} cgroup2 rw 0 0\n", dir.path().display());
-        assert_eq!(
-            find(&mounts),
-            Some((Version::V2, vec![dir.path().to_owned()]))
-        );
+        let all = [MEMORY, CPU, PIDS, IO].map(|name| (name, dir.path().to_owned()));
+        assert_eq!(find(&mounts), Some((Version::V2, all.to_vec())));
     }
 
     #[test]
@@ -480,11 +577,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let put = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
         let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
-        let group = |version, dirs: usize| Cgroup {
-            version,
-            dirs: vec![dir.path().to_owned(); dirs],
-        };
-        let v2 = group(Version::V2, 1);
+        let v2 = group(Version::V2, dir.path(), &CONTROLLERS);
         put("cgroup.events", "populated 1\nfrozen 1\n");
         v2.freeze().unwrap();
         assert_eq!(read("cgroup.freeze"), "1");
@@ -495,13 +588,13 @@ mod tests {
         v2.freeze().unwrap_err();
         assert_eq!(read("cgroup.freeze"), "0");
 
-        let v1 = group(Version::V1, 4);
+        let v1 = group(Version::V1, dir.path(), &[MEMORY, CPU, PIDS, FREEZER]);
         // A file that keeps what is written to it is one whose processes stop at once.
         v1.freeze().unwrap();
         assert_eq!(read("freezer.state"), "FROZEN");
         v1.thaw().unwrap();
         assert_eq!(read("freezer.state"), "THAWED");
-        let without = group(Version::V1, 3);
+        let without = group(Version::V1, dir.path(), &CONTROLLERS);
         assert!(
             without
                 .freeze()
@@ -523,10 +616,7 @@ mod tests {
             disk_bytes: 0,
         };
         fs::write(dir.path().join("memory.swap.max"), "max").unwrap();
-        let v2 = Cgroup {
-            version: Version::V2,
-            dirs: vec![dir.path().to_owned()],
-        };
+        let v2 = group(Version::V2, dir.path(), &CONTROLLERS);
         v2.create(&limits).unwrap();
         assert_eq!(
             (read("memory.max"), read("memory.swap.max")),
@@ -551,12 +641,11 @@ mod tests {
             }
         );
 
-        let v1 = Cgroup {
-            version: Version::V1,
-            dirs: vec![dir.path().to_owned(); 3],
-        };
+        let v1 = group(Version::V1, dir.path(), &CONTROLLERS);
+        fs::write(dir.path().join("memory.kmem.tcp.limit_in_bytes"), "max").unwrap();
         v1.create(&limits).unwrap();
         assert_eq!(read("memory.limit_in_bytes"), "67108864");
+        assert_eq!(read("memory.kmem.tcp.limit_in_bytes"), "16777216");
         assert_eq!(
             (read("cpu.cfs_quota_us"), read("cpu.cfs_period_us")),
             ("150000".to_owned(), "100000".to_owned())

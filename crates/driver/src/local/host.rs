@@ -1,6 +1,7 @@
 //! What all drivers of this machine need as root: the `host` template, disk images, and which of the
 //! kernel's features are there. Lives in the launcher.
 
+use super::cgroup::io::DiskRate;
 use super::disk::Disks;
 use super::launcher::request::Start;
 use super::rootfs::{self, Disk, Rootfs};
@@ -25,6 +26,7 @@ pub(crate) struct Host {
     no_network: Option<String>,
     /// Why what sandboxes write is kept in memory, if it is.
     memory_disks: Option<String>,
+    disk_rate: DiskRate,
 }
 
 // === impl Host ===
@@ -65,6 +67,7 @@ impl Host {
             idmap,
             no_network: no_network.map(|error| error.to_string()),
             memory_disks,
+            disk_rate: start.disk_rate,
             dir,
         };
         // Live sandboxes of an earlier server stand on the skeleton: it may change only when there are none.
@@ -72,6 +75,11 @@ impl Host {
             skeleton::build(&host.skeleton())?;
         }
         Ok(host)
+    }
+
+    /// What one sandbox may do on disks.
+    pub(crate) fn disk_rate(&self) -> DiskRate {
+        self.disk_rate
     }
 
     /// Whether sandboxes can be wired to a gate.

@@ -26,7 +26,7 @@ pub(crate) mod request;
 pub use keeper::launcher_main;
 
 use crate::DriverError;
-use channel::Channel;
+pub(crate) use channel::Channel;
 use request::{Answer, Ready, Request, Start};
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};

@@ -4,6 +4,7 @@
 //! Runs as the host's root: what is mounted here belongs to the host's user namespace, so root
 //! inside can neither unmount nor remount any of it. It is gone with the last process in it.
 
+use super::cgroup::io::DiskNumber;
 use super::disk::{UPPER, WORK, WORKSPACE};
 use super::skeleton::Layer;
 use super::sys;
@@ -68,6 +69,21 @@ impl Rootfs {
         }
         let workspace = clone_mount(&Path::new("rw").join(WORKSPACE))?;
         attach(&workspace, Path::new("root/workspace"))
+    }
+
+    /// The disks that are read and written for it, once it is mounted: its own, the one that the image
+    /// is on, and those of the host's programs.
+    pub(crate) fn disks(&self) -> Vec<DiskNumber> {
+        let image = match &self.disk {
+            Disk::Image(image) => Some(image.as_path()),
+            Disk::Memory(_) => None,
+        };
+        let layers = self.layers.iter().map(|layer| layer.host.as_path());
+        let paths = [Path::new("rw")].into_iter().chain(image).chain(layers);
+        let mut disks: Vec<_> = paths.filter_map(DiskNumber::below).collect();
+        disks.sort_unstable();
+        disks.dedup();
+        disks
     }
 
     /// A file system of our own to hang the parts in. Relative paths from here on: a data directory's

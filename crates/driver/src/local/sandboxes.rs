@@ -85,9 +85,16 @@ impl Sandboxes {
         self.cgroups.group(id)
     }
 
-    /// Whether they can be frozen.
-    pub(crate) fn can_freeze(&self) -> bool {
-        self.cgroups.can_freeze()
+    /// What control groups cannot do here, one sentence each.
+    pub(crate) fn weaker(&self) -> Vec<String> {
+        let mut weaker = Vec::new();
+        if !self.cgroups.can_freeze() {
+            weaker.push(
+                "sessions cannot be paused: there is no freezer of control groups; `mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer` and start the server again".to_owned(),
+            );
+        }
+        weaker.extend(self.cgroups.weaker_disks());
+        weaker
     }
 
     /// Makes the directory that says that this id is taken; an error when it is.

@@ -1,7 +1,7 @@
 //! System calls that no crate of ours wraps, each behind a safe function.
 #![expect(
     unsafe_code,
-    reason = "raw system calls: clone3, mount_setattr, loop ioctls, execveat, keyctl"
+    reason = "raw system calls: clone3, mount_setattr, loop ioctls, execveat, keyctl, bpf"
 )]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
@@ -159,6 +159,32 @@ pub(crate) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     check(done).map(drop)
 }
 
+/// Keeps nothing open but `kept`; standard streams become /dev/null.
+pub(crate) fn close_others(kept: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const KEPT: RawFd = 3;
+    let null = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    // SAFETY: the caller has been forked to do nothing else: no owner of a descriptor that is closed or
+    // replaced here is used again.
+    unsafe {
+        check(c_long::from(libc::dup2(kept.as_raw_fd(), KEPT)))?;
+        check(libc::syscall(
+            libc::SYS_close_range,
+            KEPT + 1,
+            c_int::MAX,
+            0,
+        ))?;
+    }
+    std::mem::forget(null);
+    // SAFETY: it is open, and nobody else in this process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(KEPT) })
+}
+
 /// Where the guest finds its listening socket.
 pub(crate) const LISTENER_FD: RawFd = 3;
 
@@ -286,6 +312,128 @@ impl LoopConfig {
         config.info.flags = flags;
         config
     }
+}
+
+/// One instruction of a program for the kernel, as the kernel has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BpfInstruction {
+    code: u8,
+    /// The target in the lower half, the source in the upper.
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+// === impl BpfInstruction ===
+
+impl BpfInstruction {
+    const fn new(code: u8, registers: u8, offset: i16, immediate: i32) -> Self {
+        Self {
+            code,
+            registers,
+            offset,
+            immediate,
+        }
+    }
+
+    /// `to` becomes the 32 bits that are `offset` bytes behind what `from` points to.
+    pub(crate) const fn load_word(to: u8, from: u8, offset: i16) -> Self {
+        Self::new(0x61, to | from << 4, offset, 0)
+    }
+
+    pub(crate) const fn copy(to: u8, from: u8) -> Self {
+        Self::new(0xbf, to | from << 4, 0, 0)
+    }
+
+    pub(crate) const fn set(to: u8, value: i32) -> Self {
+        Self::new(0xb7, to, 0, value)
+    }
+
+    pub(crate) const fn and(to: u8, mask: i32) -> Self {
+        Self::new(0x57, to, 0, mask)
+    }
+
+    pub(crate) const fn skip_if_equal(register: u8, value: i32, skip: i16) -> Self {
+        Self::new(0x15, register, skip, value)
+    }
+
+    pub(crate) const fn skip_unless_equal(register: u8, value: i32, skip: i16) -> Self {
+        Self::new(0x55, register, skip, value)
+    }
+
+    /// Ends the program with register 0 as its answer.
+    pub(crate) const fn exit() -> Self {
+        Self::new(0x95, 0, 0, 0)
+    }
+}
+
+/// What `bpf` takes to load a program, as far as we say anything.
+#[repr(C)]
+struct BpfLoad {
+    program_type: u32,
+    instructions_count: u32,
+    instructions: u64,
+    license: u64,
+    rest: [u64; 6],
+}
+
+/// What `bpf` takes to attach one.
+#[repr(C)]
+struct BpfAttach {
+    target: u32,
+    program: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// Has the kernel ask `program` about each device that a process of this group of cgroup v2 opens.
+pub(crate) fn attach_device_program(
+    group: BorrowedFd<'_>,
+    program: &[BpfInstruction],
+) -> io::Result<()> {
+    const PROG_LOAD: c_int = 5;
+    const PROG_ATTACH: c_int = 8;
+    const TYPE_CGROUP_DEVICE: u32 = 15;
+    const ATTACH_CGROUP_DEVICE: u32 = 6;
+    const ALLOW_MULTI: u32 = 2;
+    let number = |fd: RawFd| u32::try_from(fd).map_err(io::Error::other);
+    let load = BpfLoad {
+        program_type: TYPE_CGROUP_DEVICE,
+        instructions_count: u32::try_from(program.len()).map_err(io::Error::other)?,
+        instructions: program.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+        rest: [0; 6],
+    };
+    // SAFETY: the kernel reads a bpf_attr of this size; the instructions and the NUL-terminated
+    // license that it points to outlive the call.
+    let loaded = check(unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            PROG_LOAD,
+            &raw const load,
+            size_of::<BpfLoad>(),
+        )
+    })?;
+    let loaded = RawFd::try_from(loaded).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just returned a new descriptor that nobody else owns.
+    let loaded = unsafe { OwnedFd::from_raw_fd(loaded) };
+    let attach = BpfAttach {
+        target: number(group.as_raw_fd())?,
+        program: number(loaded.as_raw_fd())?,
+        attach_type: ATTACH_CGROUP_DEVICE,
+        flags: ALLOW_MULTI,
+    };
+    // SAFETY: the kernel reads a bpf_attr of this size, which outlives the call.
+    let attached = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            PROG_ATTACH,
+            &raw const attach,
+            size_of::<BpfAttach>(),
+        )
+    };
+    check(attached).map(drop)
 }
 
 fn check(result: c_long) -> io::Result<c_long> {

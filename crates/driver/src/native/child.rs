@@ -1,17 +1,19 @@
 //! What a new sandbox's first process does before it becomes the guest.
 //!
-//! Flow: join the control groups · build the file system and enter it · wire the network ·
-//! leave the server's keyring · enter the user namespace · give up capabilities · Landlock ·
-//! seccomp · exec the guest.
+//! Flow: join the control groups · build the file system and enter it · give up devices · wire the
+//! network · leave the server's keyring · enter the user namespace · give up capabilities · Landlock ·
+//! seccomp · have sockets counted · exec the guest.
 //!
 //! All namespaces but the user namespace are made by, and belong to, the host's root. Root inside
 //! therefore has no capability over its own mounts, network or host name: the kernel code behind
 //! those, where most escapes come from, is out of reach.
 
 use super::seccomp::Filters;
+use super::sockets::{Count, Sockets};
 use super::{confine, enter};
 use crate::DriverError;
 use crate::local::cgroup::Join;
+use crate::local::cgroup::io::DiskRate;
 use crate::local::rootfs::Rootfs;
 use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps, sys};
 use k8e_egress::wire;
@@ -32,6 +34,8 @@ pub(crate) struct Setup {
     pub(crate) join: Join,
     /// Its file system.
     pub(crate) rootfs: Rootfs,
+    /// What it may do on disks.
+    pub(crate) disk_rate: DiskRate,
     /// Whether there will be a gate.
     pub(crate) network: bool,
 }
@@ -44,6 +48,8 @@ pub(crate) struct Handles<'a> {
     pub(crate) listener: OwnedFd,
     /// The user namespace to enter.
     pub(crate) userns: OwnedFd,
+    /// Who counts its sockets.
+    pub(crate) sockets: &'a Sockets,
 }
 
 /// Becomes the guest, or says why not.
@@ -63,7 +69,13 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     setup.join.enter()?;
     sys::unshare(UnshareFlags::NEWCGROUP)
         .map_err(DriverError::step("make", "a cgroup namespace"))?;
-    enter::enter(&setup.rootfs, handles.userns.as_fd())?;
+    let (devices, sockets) = (setup.join.devices()?, Count::open(&setup.join)?);
+    setup.rootfs.mount(handles.userns.as_fd())?;
+    setup
+        .join
+        .limit_disks(setup.disk_rate, setup.rootfs.disks())?;
+    enter::enter(&setup.rootfs)?;
+    devices.restrict(&[])?;
     network(setup.network)?;
     enter::mask_proc()?;
     rustix::system::sethostname(HOSTNAME.as_bytes())
@@ -76,7 +88,8 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
         .map_err(|error| DriverError::step("apply", "Landlock")(io::Error::other(error)))?;
     filters
         .install()
-        .map_err(|error| DriverError::step("apply", "seccomp")(io::Error::other(error)))
+        .map_err(|error| DriverError::step("apply", "seccomp")(io::Error::other(error)))?;
+    handles.sockets.count(&sockets)
 }
 
 /// Leads to the gate and nowhere else. Ports below 1024 are for everybody: root inside has no power

@@ -6,7 +6,7 @@ use crate::local::rootfs::{Rootfs, SAFE, attach, clone_mount, make_dir, mount};
 use crate::local::sys;
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::mount::{MountFlags, UnmountFlags};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 
 /// Of the machine's few thousand terminals, what one sandbox may have.
@@ -45,9 +45,8 @@ const HIDDEN_FILES: [&str; 9] = [
 const HIDDEN_DIRS: [&str; 3] = ["/proc/acpi", "/proc/scsi", "/proc/fs"];
 const READ_ONLY: [&str; 3] = ["/proc/bus", "/proc/irq", "/proc/sys"];
 
-/// Mounts everything and makes it `/`. Nothing of the host is reachable afterwards.
-pub(super) fn enter(rootfs: &Rootfs, userns: BorrowedFd<'_>) -> Result<(), DriverError> {
-    rootfs.mount(userns)?;
+/// Completes a file system that is mounted and makes it `/`. Nothing of the host is reachable afterwards.
+pub(super) fn enter(rootfs: &Rootfs) -> Result<(), DriverError> {
     mount("proc", "root/proc", "proc", SAFE | MountFlags::NOEXEC, "")?;
     mount_dev(rootfs)?;
     rustix::process::chdir("root").map_err(DriverError::step("enter", "the new root"))?;

@@ -2,6 +2,7 @@
 
 use super::child::{self, Handles, Setup};
 use super::seccomp::Filters;
+use super::sockets::Sockets;
 use crate::local::birth::{self, Report};
 use crate::local::host::Host;
 use crate::local::kind::Kind;
@@ -22,13 +23,22 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
 
+/// What confines every native sandbox, whichever it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Confinement<'a> {
+    /// The system calls it may make.
+    pub(crate) filters: &'a Filters,
+    /// What counts its sockets.
+    pub(crate) sockets: &'a Sockets,
+}
+
 /// Makes the first process and waits until it has become the guest.
 pub(crate) fn start(
     host: &Host,
     spec: &SandboxSpec,
     prepared: Prepared,
     guest: &OwnedFd,
-    filters: &Filters,
+    confinement: Confinement<'_>,
 ) -> Result<Started, DriverError> {
     let dir = &prepared.dir;
     let listener = listen(dir)
@@ -37,6 +47,7 @@ pub(crate) fn start(
     let setup = Setup {
         join: prepared.cgroup.join(),
         rootfs: host.rootfs(spec, prepared.disk, prepared.uid_base),
+        disk_rate: host.disk_rate(),
         network: host.has_network(),
     };
     let forked = birth::fork(NAMESPACES, &setup.join, prepared.uid_base, |userns| {
@@ -44,9 +55,12 @@ pub(crate) fn start(
             guest,
             listener,
             userns,
+            sockets: confinement.sockets,
         };
         Report::Failed(Failure::from(&child::become_guest(
-            &setup, handles, filters,
+            &setup,
+            handles,
+            confinement.filters,
         )))
     })?;
     forked.wait()?;

@@ -6,7 +6,7 @@ use super::process;
 use clap::Args;
 use k8e_cli::Globals;
 use k8e_cli::units::{self, Span};
-use k8e_driver::Platform;
+use k8e_driver::{DiskRate, Platform};
 use k8e_gateway::{BaseUrl, Expose, Rate, RateLimits, TLS_CHECK_EVERY, Tcp};
 use k8e_model::{Lifetime, Limits, PoolSize, RuntimeKind};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -137,6 +137,16 @@ pub(crate) struct ServerArgs {
     #[arg(long)]
     memory_disks: bool,
 
+    /// Operations a second that one sandbox may do on a disk, reads and writes each; less where disks
+    /// are slow and sandboxes get in each other's way
+    #[arg(long, default_value_t = DiskRate::default().operations, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    disk_iops: u64,
+
+    /// Bytes a second that one sandbox may read from a disk, and write to it, as 100MiB; less where
+    /// disks are slow and sandboxes get in each other's way
+    #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = disk_bandwidth)]
+    disk_bandwidth: u64,
+
     /// How long a session lives that does not say
     #[arg(long, default_value = "never", value_name = "TIME", value_parser = units::span)]
     default_ttl: Span,
@@ -189,6 +199,7 @@ pub(crate) struct ServerArgs {
 /// What the parts are built from.
 pub(super) struct Config {
     pub(super) memory_disks: bool,
+    pub(super) disk_rate: DiskRate,
     pub(super) default_runtime: Option<RuntimeKind>,
     pub(super) gvisor_platform: Platform,
     pub(super) metrics_listen: Option<SocketAddr>,
@@ -247,6 +258,10 @@ impl ServerArgs {
         };
         Ok(Config {
             memory_disks: self.memory_disks,
+            disk_rate: DiskRate {
+                operations: self.disk_iops,
+                bytes: self.disk_bandwidth,
+            },
             default_runtime: self.default_runtime,
             gvisor_platform: self.gvisor_platform,
             metrics_listen: self.metrics_listen,
@@ -345,6 +360,14 @@ fn finite(text: &str) -> Result<Duration, String> {
     let missing =
         || "a run must end some time: write 30s or 10m; a single run may ask for none".to_owned();
     units::span(text)?.into_option().ok_or_else(missing)
+}
+
+/// Below a page a second nothing would ever come back.
+fn disk_bandwidth(text: &str) -> Result<u64, String> {
+    match units::size(text)? {
+        0..4096 => Err("a sandbox needs at least 4KiB a second".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 use super::Failure;
 use crate::SandboxSpec;
 use crate::gvisor::Platform;
+use crate::local::cgroup::io::DiskRate;
 use crate::local::kind::Kind;
 use k8e_model::{Limits, SandboxId, Template};
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,8 @@ pub(crate) struct Start {
     pub(crate) data_dir: PathBuf,
     /// Keep what sandboxes write in memory, also where there are loop devices.
     pub(crate) memory_disks: bool,
+    /// What one sandbox may do on disks.
+    pub(crate) disk_rate: DiskRate,
     /// No sandbox gets more than this.
     pub(crate) limits_max: Limits,
     /// The group of the server's process, which may connect to guests.

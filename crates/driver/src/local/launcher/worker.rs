@@ -13,7 +13,9 @@ use crate::local::shm;
 use crate::local::sys::{self, Fork};
 use crate::local::uids::Uids;
 use crate::native;
+use crate::native::launch::Confinement;
 use crate::native::seccomp::Filters;
+use crate::native::sockets::Sockets as CountedSockets;
 use crate::{DriverError, SandboxSpec};
 use k8e_egress::Sockets;
 use k8e_model::{Limits, SandboxId};
@@ -44,6 +46,7 @@ struct Worker {
     /// Held together with the server, also by every process that was forked.
     _lock: OwnedFd,
     filters: Filters,
+    sockets: CountedSockets,
     /// First processes of sandboxes that were looked for before.
     kept: HashMap<(Kind, SandboxId), OwnedFd>,
 }
@@ -80,6 +83,7 @@ pub(super) fn serve(
 
 impl Worker {
     fn start(start: &Start, guest: OwnedFd, lock: OwnedFd) -> Result<(Self, Ready), DriverError> {
+        let sockets = CountedSockets::start()?;
         // What runsc leaves running becomes our child when runsc ends, and so is reaped.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(DriverError::step("become", "a subreaper"))?;
@@ -95,11 +99,8 @@ impl Worker {
         let gvisor = Sandboxes::open(&start.data_dir, Kind::Gvisor, start.server_gid)?;
         let no_gvisor_guest = gvisor::launch::write_guest(&guest, gvisor.dir()).err();
         let mut weaker = host.weaker();
-        if !native.can_freeze() {
-            weaker.push(
-                "sessions cannot be paused: there is no freezer of control groups; `mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer` and start the server again".to_owned(),
-            );
-        }
+        // The same for both drivers.
+        weaker.extend(native.weaker());
         let mut uids = Uids::default();
         for (base, dir) in native.uid_ranges().into_iter().chain(gvisor.uid_ranges()) {
             uids.keep(base, dir);
@@ -122,6 +123,7 @@ impl Worker {
             guest,
             _lock: lock,
             filters,
+            sockets,
             kept: HashMap::new(),
         };
         Ok((worker, ready))
@@ -204,8 +206,12 @@ impl Worker {
             let started =
                 sandboxes.launch(&worker.host, &spec, uid_base, |prepared| match kind {
                     Kind::Native => {
-                        let (guest, filters) = (&worker.guest, &worker.filters);
-                        native::launch::start(&worker.host, &spec, prepared, guest, filters)
+                        let confinement = Confinement {
+                            filters: &worker.filters,
+                            sockets: &worker.sockets,
+                        };
+                        let (host, guest) = (&worker.host, &worker.guest);
+                        native::launch::start(host, &spec, prepared, guest, confinement)
                     }
                     Kind::Gvisor => {
                         gvisor::launch::start(&worker.host, sandboxes, &spec, prepared, platform)
