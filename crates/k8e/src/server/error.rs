@@ -29,6 +29,8 @@ pub(crate) enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("the data directory {} is not safe to use: {why} (--data-dir)", path.display())]
+    UnsafeDataDir { path: PathBuf, why: String },
     #[error("another k8e server{} uses {}: stop it or choose another --data-dir", shown(*.pid), path.display())]
     Taken { pid: Option<u32>, path: PathBuf },
     #[error("cannot prepare this machine for sandboxes")]
