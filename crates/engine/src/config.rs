@@ -17,6 +17,9 @@ pub struct Config {
     pub sessions_max: usize,
     /// Sessions of one owner that may be alive at once. More than `sessions_max` means nothing.
     pub sessions_per_owner_max: usize,
+    /// Sessions of one tenant that may be alive at once, whoever owns them. More than
+    /// `sessions_max` means nothing.
+    pub sessions_per_tenant_max: usize,
     /// What no session may ask beyond.
     pub limits_max: Limits,
     /// How many sandboxes wait for a session, for each template and runtime.
@@ -56,6 +59,7 @@ impl Default for Config {
             sessions_max: 128,
             // Whoever shares a server with nobody needs no share.
             sessions_per_owner_max: usize::MAX,
+            sessions_per_tenant_max: usize::MAX,
             limits_max: Limits {
                 memory_bytes: u64::MAX,
                 cpu_millis: u32::MAX,

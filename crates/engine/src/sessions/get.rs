@@ -1,7 +1,7 @@
 //! Looking at sessions and at the server.
 
-use super::Sessions;
 use super::create::no_runtime;
+use super::{Sessions, tenant_of};
 use crate::Error;
 use crate::PoolStatus;
 use crate::live::Live;
@@ -128,6 +128,9 @@ impl Sessions {
         who: &Principal,
         filter: ListFilter,
     ) -> Result<Vec<SessionView>, Error> {
+        if let Some(tenant) = &filter.tenant {
+            tenant_of(who, Some(tenant))?;
+        }
         let wanted = |session: &Session| {
             who.may_use(&session.owner)
                 && filter.phase.is_none_or(|phase| phase == session.phase)

@@ -148,6 +148,10 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     max_sessions_per_owner: Option<u32>,
 
+    /// Sessions that one tenant may have alive at once, whoever owns them [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    max_sessions_per_tenant: Option<u32>,
+
     /// Background runs that may be under way at once in a session; those that are over do not count
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=50))]
     max_background_runs: u32,
@@ -250,6 +254,9 @@ impl ServerArgs {
                 sessions_max: count(self.max_sessions),
                 sessions_per_owner_max: count(
                     self.max_sessions_per_owner.unwrap_or(self.max_sessions),
+                ),
+                sessions_per_tenant_max: count(
+                    self.max_sessions_per_tenant.unwrap_or(self.max_sessions),
                 ),
                 background_runs_per_session_max: count(self.max_background_runs),
                 run_timeout: self.run_timeout,
