@@ -22,6 +22,9 @@ pub struct Config {
     pub sessions_per_tenant_max: usize,
     /// What no session may ask beyond.
     pub limits_max: Limits,
+    /// Whether sandboxes are made from the template `host`. Without it they cannot be made at all
+    /// until there is another, and no pool is filled.
+    pub host_template: bool,
     /// How many sandboxes wait for a session, for each template and runtime.
     pub pool: PoolSize,
     /// Sandboxes that are made at once; further ones wait their turn.
@@ -66,6 +69,7 @@ impl Default for Config {
                 pids: u32::MAX,
                 disk_bytes: u64::MAX,
             },
+            host_template: true,
             // Who wants sandboxes that nobody asked for says so.
             pool: PoolSize::OFF,
             // Making one is work for the CPU: more at once make all of them slow, and the machine.

@@ -74,6 +74,11 @@ pub enum Error {
         /// Those that the caller may use.
         allowed: String,
     },
+    /// The server does not show this machine's programs to sandboxes.
+    #[error(
+        "this server (--hardened) makes no sandboxes from the template `host`, which shows them all that this machine has in /usr and /opt: ask for another template, or have the server started with --allow-host-template"
+    )]
+    HostTemplateOff,
     /// Too many sandboxes are to be made.
     #[error(
         "so many sandboxes are being made that yours was not begun for {0:?}: try again in a moment"
@@ -309,6 +314,7 @@ impl Error {
             | Self::CertificateRevoked
             | Self::SelfApproval { .. }
             | Self::TenantDenied { .. }
+            | Self::HostTemplateOff
             | Self::TooDeep(_) => Code::Denied,
             Self::ApprovalTimedOut(_) => Code::Timeout,
             Self::ApprovalDecided { .. } | Self::ApprovalExpired(_) => Code::Precondition,

@@ -17,7 +17,8 @@ use crate::recorder::now_ms;
 use crate::{Error, SessionView};
 use k8e_driver::{Driver, Probe, Sandbox, SandboxSpec};
 use k8e_model::{
-    Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec, TenantId,
+    Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec, Template,
+    TenantId,
 };
 use k8e_store::StoreError;
 use serde_json::json;
@@ -96,6 +97,7 @@ impl Shared {
         spec: SessionSpec,
     ) -> Result<(Owned, Origin), Error> {
         let tenant = tenant_of(who, spec.tenant.as_ref())?.clone();
+        self.check_template(&spec.template)?;
         let driver = self.choose(spec.runtime)?;
         check_ceiling(&spec.limits, &self.config.limits_max)?;
         let id = spec.id.unwrap_or_else(SessionId::random);
@@ -183,6 +185,14 @@ impl Shared {
             return Err(Error::TenantFull { tenant, max });
         }
         Ok(())
+    }
+
+    /// Whether this server makes sandboxes from a template.
+    pub(super) fn check_template(&self, template: &Template) -> Result<(), Error> {
+        match template {
+            Template::Host if !self.config.host_template => Err(Error::HostTemplateOff),
+            Template::Host => Ok(()),
+        }
     }
 
     /// The driver that was asked for, or the first that works here.

@@ -7,8 +7,8 @@ use crate::PoolStatus;
 use crate::live::Live;
 use k8e_driver::Probe;
 use k8e_model::{
-    EgressPolicy, LimitEvents, Limits, Phase, Principal, RuntimeKind, Session, SessionId, TenantId,
-    UnixMillis,
+    EgressPolicy, LimitEvents, Limits, Phase, Principal, RuntimeKind, Session, SessionId, Template,
+    TenantId, UnixMillis,
 };
 use k8e_store::SessionQuery;
 use std::collections::HashSet;
@@ -102,6 +102,7 @@ impl Sessions {
     /// this asks often.
     pub async fn ready(&self) -> Result<(), Error> {
         self.shared.store.ping().await?;
+        self.shared.check_template(&Template::default())?;
         let usable = |(_, probe): &(RuntimeKind, Probe)| matches!(probe, Probe::Usable { .. });
         if self.shared.probed().iter().any(usable) {
             return Ok(());

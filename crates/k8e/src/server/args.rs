@@ -43,11 +43,23 @@ Examples:
   k8e server
   k8e server --listen 0.0.0.0:50051 --default-memory 1GiB --max-sessions 200
   k8e server --data-dir /srv/k8e --listen none
-  k8e server --allowed-hosts @python,@github --denied-hosts '*.internal.example'")]
+  k8e server --allowed-hosts @python,@github --denied-hosts '*.internal.example'
+  k8e server --hardened --allow-host-template")]
 pub(crate) struct ServerArgs {
     /// The socket [default: k8e.sock in the data directory]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+
+    /// Offer only what is safe by default: a session that does not say reaches nothing (as with
+    /// --allowed-hosts none), and no sandbox is made from the template `host`. This version has no
+    /// other template, so a hardened server makes sandboxes only with --allow-host-template
+    #[arg(long)]
+    hardened: bool,
+
+    /// With --hardened, make sandboxes from the template `host` all the same: everything under this
+    /// machine's /usr and /opt can be read in them, so keep no secrets there
+    #[arg(long, requires = "hardened")]
+    allow_host_template: bool,
 
     /// Where to listen for TLS, or none [default: 127.0.0.1:50051]
     #[arg(long, value_name = "ADDRESS", value_parser = listen)]
@@ -219,7 +231,13 @@ impl ServerArgs {
         let pool = PoolSize::new(count(pool_min), count(self.pool_max)).map_err(Error::Pool)?;
         let ttl = self.default_ttl.into_option();
         let idle = self.default_idle_timeout.into_option();
-        let egress = self.egress.config()?;
+        let egress = self.egress.config(self.hardened)?;
+        let host_template = !self.hardened || self.allow_host_template;
+        if !host_template {
+            tracing::warn!(
+                "--hardened without --allow-host-template: this version has no template but `host`, so no session can be made"
+            );
+        }
         let tcp = match self.listen {
             None => Some(Tcp {
                 address: LISTEN_DEFAULT,
@@ -250,6 +268,7 @@ impl ServerArgs {
                 limits,
                 lifetime: Lifetime { ttl, idle },
                 limits_max,
+                host_template,
                 pool,
                 sessions_max: count(self.max_sessions),
                 sessions_per_owner_max: count(
