@@ -315,6 +315,13 @@ fn the_audit_says_who_did_what() {
         "local session.destroy ID ok",
     ];
     assert_eq!(told, wanted);
+    let rows = audit(&server, &["--limit", "4"]);
+    let keys = server.k8e(&["apikey", "list"]).json();
+    let root = (&Value::from(""), &Value::from("uid:0"));
+    let anns = (&keys["keys"][0]["id"], &Value::from("127.0.0.1"));
+    for (row, wanted) in rows.iter().zip([root, anns, root, root]) {
+        assert_eq!((&row["key_id"], &row["source"]), wanted, "{row}");
+    }
     assert_eq!(audit(&server, &["--limit", "1"]).len(), 1);
     assert_eq!(audit(&server, &["--principal", "local"]).len(), 4);
 }

@@ -308,7 +308,13 @@ impl Held {
 
     /// Who its holder is.
     fn principal(&self) -> Principal {
-        Principal::user(&self.record.principal, self.record.tenants.clone())
+        let KeyRecord {
+            id,
+            principal,
+            tenants,
+            ..
+        } = &self.record;
+        Principal::user(principal, id.clone(), tenants.clone())
     }
 
     fn counts(&self, now: UnixMillis) -> bool {

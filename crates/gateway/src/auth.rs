@@ -103,7 +103,9 @@ impl Doorkeeper {
         request: &HttpRequest<B>,
     ) -> Result<(Principal, Credential), Status> {
         let known = if let Some(peer) = request.extensions().get::<TlsPeer>() {
-            self.by_tls(peer, request.headers())
+            let from = peer.address.to_canonical().to_string();
+            let known = self.by_tls(peer, request.headers());
+            known.map(|(who, credential)| (who.calling_from(from), credential))
         } else {
             self.by_peer(request.extensions().get())
         };
@@ -151,7 +153,8 @@ impl Doorkeeper {
             );
             return Err(to_status(Code::Denied, &message));
         }
-        Ok((Principal::local(), Credential::Kernel))
+        let who = Principal::local().calling_from(format!("uid:{}", peer.uid()));
+        Ok((who, Credential::Kernel))
     }
 
     /// The TLS door: an API key, a certificate, or somebody of this machine.

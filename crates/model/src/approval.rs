@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn nobody_approves_what_he_asked_for() {
-        let ann = Principal::user(&"ann".parse().unwrap(), Tenants::any());
+        let ann = Principal::user(&"ann".parse().unwrap(), KeyId::random(), Tenants::any());
         let by_key = asked_by(key("key-a"));
         assert!(
             by_key

@@ -4247,6 +4247,12 @@ pub struct AuditRow {
     /// ok, or the error's: not_found, denied, …; cancelled when the caller left first.
     #[prost(string, tag = "5")]
     pub code: ::prost::alloc::string::String,
+    /// The API key that the call was made with, by itself or by a certificate; empty for none.
+    #[prost(string, tag = "6")]
+    pub key_id: ::prost::alloc::string::String,
+    /// From where: an IP address, or `uid:N` at the Unix socket; empty where nobody knows.
+    #[prost(string, tag = "7")]
+    pub source: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListAuditResponse {

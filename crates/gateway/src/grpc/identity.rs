@@ -114,6 +114,8 @@ fn row(row: AuditRow) -> v1::AuditRow {
     v1::AuditRow {
         at_unix_ms: row.at,
         principal: row.principal,
+        key_id: row.key,
+        source: row.source,
         action: row.action,
         object: row.object,
         code: row.code,

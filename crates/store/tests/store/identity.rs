@@ -107,6 +107,8 @@ fn row(at: i64, principal: &str) -> AuditRow {
     AuditRow {
         at,
         principal: principal.to_owned(),
+        key: "key-a".to_owned(),
+        source: "192.0.2.1".to_owned(),
         action: "session.create".to_owned(),
         object: "s".to_owned(),
         code: "ok".to_owned(),
