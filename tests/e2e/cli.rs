@@ -627,3 +627,31 @@ fn ordinary_programs_work_inside() {
         assert_eq!(ran.out(), want, "{script}: {}", ran.all());
     }
 }
+
+#[test]
+fn a_hardened_server_offers_what_is_safe() {
+    let mut server = Server::start_with(&["--hardened"]);
+    let refused = server.k8e(&["sandbox", "run", "true"]);
+    assert_eq!(
+        (refused.code, refused.json()["detail"].as_str()),
+        (1, Some("denied")),
+        "{}",
+        refused.all()
+    );
+    assert!(refused.all().contains("--allow-host-template"));
+    assert!(server.log_text().contains("no session can be made"));
+
+    server.stop();
+    server.restart_with(&["--allow-host-template"]);
+    let made = server.k8e(&["sandbox", "create"]).json();
+    assert_eq!(made["allowed_hosts"], serde_json::json!(["none"]), "{made}");
+    server.k8e(&["sandbox", "destroy", made["session_id"].as_str().unwrap()]);
+    server.stop();
+    server.restart_with(&["--allowed-hosts", "a.example"]);
+    let made = server.k8e(&["sandbox", "create"]).json();
+    assert_eq!(
+        made["allowed_hosts"],
+        serde_json::json!(["a.example"]),
+        "{made}"
+    );
+}

@@ -102,6 +102,48 @@ fn a_key_is_made_once_listed_and_deleted() {
 }
 
 #[test]
+fn a_key_makes_sessions_for_its_tenants_only() {
+    let server = Server::start_with(&TCP);
+    let certs = cert_dir(&server);
+    let ann = key(&server, "ann", &["--tenant", "web", "--tenant", "db"]);
+    let bob = key(&server, "bob", &[]);
+    let listed = server.k8e(&["apikey", "list"]).json();
+    assert_eq!(
+        listed["keys"][0]["tenants"],
+        serde_json::json!(["web", "db"])
+    );
+    assert_eq!(listed["keys"][1]["tenants"], serde_json::json!(["bob"]));
+
+    let k8e = |key: &str, args: &[&str]| ran(remote(&server, certs.path(), key).args(args));
+    let refused = k8e(&ann, &["sandbox", "run", "--tenant", "other", "true"]);
+    assert_eq!(refused.json()["detail"], "denied", "{}", refused.all());
+    for says in [
+        "tenant other",
+        "web, db",
+        "k8e apikey create NAME --tenant other",
+    ] {
+        assert!(refused.all().contains(says), "{}", refused.all());
+    }
+    for (key, tenant) in [(&ann, "web"), (&bob, "bob")] {
+        let ran_it = k8e(key, &["sandbox", "run", "true"]);
+        assert_eq!(ran_it.code, 0, "{}", ran_it.all());
+        let id = &ran_it.json()["session_id"];
+        let status = k8e(key, &["sandbox", "status"]).json();
+        assert_eq!(
+            (&status["session_id"], &status["tenant_id"]),
+            (id, &tenant.into())
+        );
+        let shown = k8e(key, &["sandbox", "exposed"]).json();
+        assert_eq!(&shown["session_id"], id);
+        let shown = server.k8e(&["sandbox", "get", id.as_str().unwrap()]).json();
+        assert_eq!(shown["tenant_id"], tenant);
+    }
+    let star = key(&server, "platform", &["--tenant", "*"]);
+    let ran_it = k8e(&star, &["sandbox", "run", "--tenant", "other", "true"]);
+    assert_eq!(ran_it.code, 0, "{}", ran_it.all());
+}
+
+#[test]
 fn a_key_reaches_the_server_from_elsewhere_until_it_is_deleted() {
     let mut server = Server::start_with(&TCP);
     let (certs, ann) = (cert_dir(&server), key(&server, "ann", &[]));
@@ -290,6 +332,13 @@ fn the_audit_says_who_did_what() {
         "local session.destroy ID ok",
     ];
     assert_eq!(told, wanted);
+    let rows = audit(&server, &["--limit", "4"]);
+    let keys = server.k8e(&["apikey", "list"]).json();
+    let root = (&Value::from(""), &Value::from("uid:0"));
+    let anns = (&keys["keys"][0]["id"], &Value::from("127.0.0.1"));
+    for (row, wanted) in rows.iter().zip([root, anns, root, root]) {
+        assert_eq!((&row["key_id"], &row["source"]), wanted, "{row}");
+    }
     assert_eq!(audit(&server, &["--limit", "1"]).len(), 1);
     assert_eq!(audit(&server, &["--principal", "local"]).len(), 4);
 }

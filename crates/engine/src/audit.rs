@@ -6,7 +6,7 @@
 
 use crate::recorder::{Recorder, now_ms};
 use crate::{Error, Sessions};
-use k8e_model::Principal;
+use k8e_model::{KeyId, Principal};
 use k8e_store::{AuditQuery, AuditRow};
 
 /// Of an object's name: paths in a workspace may be long.
@@ -16,6 +16,8 @@ const OBJECT_BYTES_MAX: usize = 512;
 pub struct Audit {
     recorder: Recorder,
     principal: String,
+    key: String,
+    source: String,
     action: &'static str,
     object: String,
     ended: bool,
@@ -57,6 +59,8 @@ impl Audit {
         Self {
             recorder: recorder.clone(),
             principal: who.name().to_owned(),
+            key: who.key().map(KeyId::to_string).unwrap_or_default(),
+            source: who.source().to_owned(),
             action,
             object: object[..object.floor_char_boundary(OBJECT_BYTES_MAX)].to_owned(),
             ended: false,
@@ -91,6 +95,8 @@ impl Audit {
         self.recorder.audit(AuditRow {
             at: now_ms(),
             principal: std::mem::take(&mut self.principal),
+            key: std::mem::take(&mut self.key),
+            source: std::mem::take(&mut self.source),
             action: self.action.to_owned(),
             object: std::mem::take(&mut self.object),
             code: code.to_owned(),

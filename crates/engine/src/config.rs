@@ -17,8 +17,14 @@ pub struct Config {
     pub sessions_max: usize,
     /// Sessions of one owner that may be alive at once. More than `sessions_max` means nothing.
     pub sessions_per_owner_max: usize,
+    /// Sessions of one tenant that may be alive at once, whoever owns them. More than
+    /// `sessions_max` means nothing.
+    pub sessions_per_tenant_max: usize,
     /// What no session may ask beyond.
     pub limits_max: Limits,
+    /// Whether sandboxes are made from the template `host`. Without it they cannot be made at all
+    /// until there is another, and no pool is filled.
+    pub host_template: bool,
     /// How many sandboxes wait for a session, for each template and runtime.
     pub pool: PoolSize,
     /// Sandboxes that are made at once; further ones wait their turn.
@@ -56,12 +62,14 @@ impl Default for Config {
             sessions_max: 128,
             // Whoever shares a server with nobody needs no share.
             sessions_per_owner_max: usize::MAX,
+            sessions_per_tenant_max: usize::MAX,
             limits_max: Limits {
                 memory_bytes: u64::MAX,
                 cpu_millis: u32::MAX,
                 pids: u32::MAX,
                 disk_bytes: u64::MAX,
             },
+            host_template: true,
             // Who wants sandboxes that nobody asked for says so.
             pool: PoolSize::OFF,
             // Making one is work for the CPU: more at once make all of them slow, and the machine.

@@ -2,7 +2,9 @@
 
 use k8e_driver::DriverError;
 use k8e_egress::EgressError;
-use k8e_model::{ApprovalId, Code, RunId, SecretName, SessionId, SnapshotName, TerminalId};
+use k8e_model::{
+    ApprovalId, Code, RunId, SecretName, SessionId, SnapshotName, TenantId, TerminalId,
+};
 use k8e_store::StoreError;
 use std::time::Duration;
 
@@ -52,6 +54,31 @@ pub enum Error {
         /// How many may be.
         max: usize,
     },
+    /// A tenant has its share of the server.
+    #[error(
+        "tenant {tenant} has {max} sessions alive, which is all that this server gives one tenant: destroy one, or have --max-sessions-per-tenant raised"
+    )]
+    TenantFull {
+        /// Which.
+        tenant: TenantId,
+        /// How many may be.
+        max: usize,
+    },
+    /// The caller may make no sessions for this tenant.
+    #[error(
+        "your API key may not use tenant {tenant}, only {allowed}: name one of those, or none for the first; or ask for a key that may (`k8e apikey create NAME --tenant {tenant}` on the server)"
+    )]
+    TenantDenied {
+        /// Which was asked for.
+        tenant: TenantId,
+        /// Those that the caller may use.
+        allowed: String,
+    },
+    /// The server does not show this machine's programs to sandboxes.
+    #[error(
+        "this server (--hardened) makes no sandboxes from the template `host`, which shows them all that this machine has in /usr and /opt: ask for another template, or have the server started with --allow-host-template"
+    )]
+    HostTemplateOff,
     /// Too many sandboxes are to be made.
     #[error(
         "so many sandboxes are being made that yours was not begun for {0:?}: try again in a moment"
@@ -286,6 +313,8 @@ impl Error {
             Self::NotAdministrator(_)
             | Self::CertificateRevoked
             | Self::SelfApproval { .. }
+            | Self::TenantDenied { .. }
+            | Self::HostTemplateOff
             | Self::TooDeep(_) => Code::Denied,
             Self::ApprovalTimedOut(_) => Code::Timeout,
             Self::ApprovalDecided { .. } | Self::ApprovalExpired(_) => Code::Precondition,
@@ -293,6 +322,7 @@ impl Error {
             Self::SessionExists(_) => Code::Exists,
             Self::SessionsFull { .. }
             | Self::OwnerFull { .. }
+            | Self::TenantFull { .. }
             | Self::LaunchesFull(_)
             | Self::KeysFull { .. }
             | Self::SecretsFull { .. }

@@ -6,7 +6,7 @@
 
 use crate::recorder::now_ms;
 use crate::{Error, Sessions};
-use k8e_model::{ApiKey, KeyHash, KeyId, Principal, PrincipalName, UnixMillis};
+use k8e_model::{ApiKey, KeyHash, KeyId, Principal, PrincipalName, Tenants, UnixMillis};
 use k8e_store::{KeyRecord, Store};
 use ring::digest::{SHA256, digest};
 use std::collections::{HashMap, HashSet};
@@ -31,6 +31,8 @@ pub struct NewKey {
     pub name: PrincipalName,
     /// Who its holder is; none is somebody of the same name.
     pub principal: Option<PrincipalName>,
+    /// The tenants that its holder may make sessions for; none is one of the key's own.
+    pub tenants: Option<Tenants>,
     /// How long it counts; none is for ever.
     pub expires_in: Option<Duration>,
 }
@@ -44,6 +46,8 @@ pub struct KeyView {
     pub name: PrincipalName,
     /// Who its holder is.
     pub principal: PrincipalName,
+    /// The tenants that its holder may make sessions for.
+    pub tenants: Tenants,
     /// When it was made.
     pub created_at: UnixMillis,
     /// From then on it is refused; none is never.
@@ -114,8 +118,12 @@ impl Sessions {
         let now = now_ms();
         let key = ApiKey::random();
         let lifetime_ms = new.expires_in.map(|time| i64::try_from(time.as_millis()));
+        let id = KeyId::random();
         let record = KeyRecord {
-            id: KeyId::random(),
+            tenants: new
+                .tenants
+                .unwrap_or_else(|| Tenants::of_key(&new.name, &id)),
+            id,
             principal: new.principal.unwrap_or_else(|| new.name.clone()),
             name: new.name,
             hash: hash(&key),
@@ -196,10 +204,7 @@ impl Sessions {
         if held.mark_used(now) {
             self.shared.recorder.key_used(&held.record.id, now);
         }
-        Ok((
-            Principal::user(&held.record.principal),
-            held.record.id.clone(),
-        ))
+        Ok((held.principal(), held.record.id.clone()))
     }
 
     /// Whose certificate this is, if it still counts.
@@ -216,7 +221,7 @@ impl Sessions {
             return Ok(Principal::certificate(&certificate.common_name));
         };
         match view.by_id.get(key) {
-            Some(held) if held.counts(now) => Ok(Principal::user(&held.record.principal)),
+            Some(held) if held.counts(now) => Ok(held.principal()),
             _ => Err(Error::CertificateRevoked),
         }
     }
@@ -301,6 +306,17 @@ impl Held {
         }
     }
 
+    /// Who its holder is.
+    fn principal(&self) -> Principal {
+        let KeyRecord {
+            id,
+            principal,
+            tenants,
+            ..
+        } = &self.record;
+        Principal::user(principal, id.clone(), tenants.clone())
+    }
+
     fn counts(&self, now: UnixMillis) -> bool {
         !self.deleted.load(Ordering::SeqCst) && !self.expired(now)
     }
@@ -324,6 +340,7 @@ impl Held {
             id,
             name,
             principal,
+            tenants,
             hash: _,
             created_at,
             expires_at,
@@ -334,6 +351,7 @@ impl Held {
             id,
             name,
             principal,
+            tenants,
             created_at,
             expires_at,
             last_used: (used > 0).then_some(used),

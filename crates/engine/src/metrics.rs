@@ -85,9 +85,10 @@ pub(crate) enum RunEnd {
 /// Why somebody was sent away who may come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// All sessions of the server, or of one owner, are taken.
+    /// All sessions of the server, of one owner or of one tenant, are taken.
     Sessions,
     OwnerSessions,
+    TenantSessions,
     /// Its turn did not come.
     Launches,
     /// A session runs as many commands or calls as it may.
@@ -195,9 +196,10 @@ impl From<&Outcome> for RunEnd {
 // === impl Refusal ===
 
 impl Refusal {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Sessions,
         Self::OwnerSessions,
+        Self::TenantSessions,
         Self::Launches,
         Self::SessionBusy,
         Self::GuestBusy,
@@ -208,6 +210,7 @@ impl Refusal {
         match self {
             Self::Sessions => "sessions",
             Self::OwnerSessions => "owner_sessions",
+            Self::TenantSessions => "tenant_sessions",
             Self::Launches => "launches",
             Self::SessionBusy => "session_busy",
             Self::GuestBusy => "guest_busy",
@@ -223,6 +226,7 @@ impl Refusal {
         match error {
             Error::SessionsFull { .. } => Some(Self::Sessions),
             Error::OwnerFull { .. } => Some(Self::OwnerSessions),
+            Error::TenantFull { .. } => Some(Self::TenantSessions),
             Error::LaunchesFull(_) => Some(Self::Launches),
             Error::SessionBusy { .. } | Error::TerminalsFull { .. } => Some(Self::SessionBusy),
             Error::GuestBusy(_) => Some(Self::GuestBusy),

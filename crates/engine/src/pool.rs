@@ -112,7 +112,7 @@ impl Pools {
         };
         let drivers = drivers.iter().zip(probes).filter_map(usable);
         let pool = |driver| Arc::new(Pool::new(Template::default(), driver, config));
-        Self(match config.pool.is_off() {
+        Self(match config.pool.is_off() || !config.host_template {
             true => Vec::new(),
             false => drivers.map(pool).collect(),
         })

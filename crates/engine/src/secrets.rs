@@ -77,7 +77,7 @@ impl Sessions {
             SecretOwner::Caller => Ok(who.name().to_owned()),
             SecretOwner::Of(name) => {
                 self.administrator(who, "secrets of others are set and deleted")?;
-                Ok(Principal::user(name).name().to_owned())
+                Ok(Principal::owner_of(name))
             }
         }
     }

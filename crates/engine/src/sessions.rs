@@ -9,12 +9,14 @@ mod pause;
 mod recover;
 mod rest;
 mod sub_agent;
+mod tenant;
 
 pub use egress::FlowStream;
 pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
 
 pub(crate) use create::{Owned, greet};
 pub(crate) use destroy::remove;
+pub(crate) use tenant::tenant_of;
 
 use crate::approvals::Approvals;
 use crate::exposures::Exposures;
@@ -222,7 +224,12 @@ impl Shared {
     }
 
     /// The newest active session of the caller's tenant that is what `spec` asks for.
-    pub(crate) fn find_tenant(&self, who: &Principal, spec: &SessionSpec) -> Option<Arc<Live>> {
+    pub(crate) fn find_tenant(
+        &self,
+        who: &Principal,
+        tenant: &TenantId,
+        spec: &SessionSpec,
+    ) -> Option<Arc<Live>> {
         let fits = |live: &&Arc<Live>| {
             live.phase() == Phase::Active
                 && spec.id.as_ref().is_none_or(|id| *id == live.record.id)
@@ -232,7 +239,7 @@ impl Shared {
                 && (spec.secrets.is_empty() || spec.secrets == live.record.secrets)
                 && spec.egress.as_ref().is_none_or(|asked| live.egress().allows_same(asked))
         };
-        let key = (who.name().to_owned(), spec.tenant.clone());
+        let key = (who.name().to_owned(), tenant.clone());
         self.index()
             .tenants
             .get(&key)?

@@ -104,8 +104,10 @@ impl Doorkeeper {
         request: &HttpRequest<B>,
     ) -> Result<(Principal, Credential), Status> {
         let known = if let Some(peer) = request.extensions().get::<TlsPeer>() {
+            let from = peer.address.to_canonical().to_string();
             self.by_tls(peer, request.headers())
                 .and_then(|known| peer.authenticated().map(|()| known).map_err(full))
+                .map(|(who, credential)| (who.calling_from(from), credential))
         } else {
             self.by_peer(request.extensions().get())
         };
@@ -163,7 +165,8 @@ impl Doorkeeper {
             );
             return Err(to_status(Code::Denied, &message));
         }
-        Ok((Principal::local(), Credential::Kernel))
+        let who = Principal::local().calling_from(format!("uid:{}", peer.uid()));
+        Ok((who, Credential::Kernel))
     }
 
     /// The TLS door: an API key, a certificate, or, with --trust-loopback, root or a member of the group on this machine.

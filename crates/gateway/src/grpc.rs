@@ -111,8 +111,8 @@ impl Sandboxes for Service {
     type AttachTerminalStream = Answers<v1::TerminalEvent>;
 
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
-        principal(&request)?;
-        Ok(Response::new(sessions::status(&self.sessions)))
+        let who = principal(&request)?;
+        Ok(Response::new(sessions::status(&self.sessions, &who)))
     }
 
     async fn create_session(

@@ -273,6 +273,7 @@ fn check_text(text: &str, noun: &str, bytes_max: usize) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Tenants;
 
     fn asked_by(proof: Proof) -> Approval {
         Approval {
@@ -318,7 +319,7 @@ mod tests {
 
     #[test]
     fn nobody_approves_what_he_asked_for() {
-        let ann = Principal::user(&"ann".parse().unwrap());
+        let ann = Principal::user(&"ann".parse().unwrap(), KeyId::random(), Tenants::any());
         let by_key = asked_by(key("key-a"));
         assert!(
             by_key

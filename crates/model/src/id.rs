@@ -64,7 +64,7 @@ label!(
     "sandbox id"
 );
 label!(
-    /// Groups the sessions of one project or user of a principal.
+    /// Groups sessions that share a deny list and a quota, and tells apart those of one principal.
     TenantId,
     "tenant"
 );
@@ -137,6 +137,13 @@ impl TerminalId {
     /// A new id that nobody can guess.
     pub fn random() -> Self {
         Self(format!("term-{}", random_text()))
+    }
+}
+
+/// The tenant that is called like an API key.
+impl From<&KeyId> for TenantId {
+    fn from(key: &KeyId) -> Self {
+        Self(key.0.clone())
     }
 }
 

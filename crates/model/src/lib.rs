@@ -25,6 +25,7 @@ mod session;
 mod snapshot;
 mod sub_agent;
 mod template;
+mod tenants;
 
 pub use approval::{
     Approval, ApprovalAction, ApprovalDecision, ApprovalParty, ApprovalReason, ApprovalState,
@@ -54,3 +55,4 @@ pub use session::{Session, SessionSpec, UnixMillis};
 pub use snapshot::{SnapshotLayers, SnapshotName};
 pub use sub_agent::{SubAgent, SubAgentSpec};
 pub use template::Template;
+pub use tenants::Tenants;

@@ -1,6 +1,6 @@
 //! Who is asking.
 
-use crate::Error;
+use crate::{Error, KeyId, Tenants};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -9,10 +9,13 @@ use std::str::FromStr;
 const NAME_BYTES_MAX: usize = 63;
 
 /// Who is asking, as a door established it. Owns what it makes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
     name: String,
     role: Role,
+    tenants: Tenants,
+    key: Option<KeyId>,
+    source: String,
 }
 
 /// The name of somebody who has an API key; several keys may be one person's.
@@ -38,6 +41,9 @@ impl Principal {
         Self {
             name: "local".to_owned(),
             role: Role::Administrator,
+            tenants: Tenants::any(),
+            key: None,
+            source: String::new(),
         }
     }
 
@@ -47,23 +53,45 @@ impl Principal {
         Self {
             name: "local".to_owned(),
             role: Role::Operator,
+            tenants: Tenants::any(),
+            key: None,
+            source: String::new(),
         }
     }
 
-    /// The holder of an API key, or of a certificate that was given for one: sees its own.
-    pub fn user(name: &PrincipalName) -> Self {
+    /// The holder of an API key, or of a certificate that was given for one: sees its own, and
+    /// makes sessions for the key's tenants.
+    pub fn user(name: &PrincipalName, key: KeyId, tenants: Tenants) -> Self {
         Self {
-            name: format!("user:{name}"),
+            name: Self::owner_of(name),
             role: Role::User,
+            tenants,
+            key: Some(key),
+            source: String::new(),
         }
     }
 
-    /// The holder of a certificate that the server made by itself: sees its own.
+    /// The holder of a certificate that the server made by itself, for whoever runs it: sees its
+    /// own, and makes sessions for any tenant.
     pub fn certificate(common_name: &str) -> Self {
         Self {
             name: format!("cert:{common_name}"),
             role: Role::User,
+            tenants: Tenants::any(),
+            key: None,
+            source: String::new(),
         }
+    }
+
+    /// The owner that is stored for what the holder of an API key makes.
+    pub fn owner_of(name: &PrincipalName) -> String {
+        format!("user:{name}")
+    }
+
+    /// The same principal, calling from an address or a user of this machine: for the audit.
+    #[must_use]
+    pub fn calling_from(self, source: String) -> Self {
+        Self { source, ..self }
     }
 
     /// As it is stored as the owner of what it makes.
@@ -74,6 +102,21 @@ impl Principal {
     /// Whether what `owner` made is this principal's to use.
     pub fn may_use(&self, owner: &str) -> bool {
         self.is_operator() || self.name == owner
+    }
+
+    /// The API key that it called with, by itself or by a certificate that was given for it.
+    pub fn key(&self) -> Option<&KeyId> {
+        self.key.as_ref()
+    }
+
+    /// From where it calls: an IP address, or `uid:N` at the Unix socket; empty where nobody knows.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The tenants that it may make sessions for.
+    pub fn tenants(&self) -> &Tenants {
+        &self.tenants
     }
 
     /// Whether it sees what everybody made.
@@ -150,7 +193,7 @@ mod tests {
     #[test]
     fn a_name_is_nobody_elses() {
         let admin: PrincipalName = "admin".parse().unwrap();
-        let user = Principal::user(&admin);
+        let user = Principal::user(&admin, KeyId::random(), Tenants::any());
         assert!(!user.may_use(Principal::certificate("admin").name()));
         assert!(!user.may_use("local") && !user.is_operator());
     }

@@ -14,8 +14,8 @@ pub type UnixMillis = i64;
 pub struct SessionSpec {
     /// None for a random one.
     pub id: Option<SessionId>,
-    /// Whose it is among the principal's own.
-    pub tenant: TenantId,
+    /// The tenant that it is for; none is the principal's default.
+    pub tenant: Option<TenantId>,
     /// None for the server's default.
     pub runtime: Option<RuntimeKind>,
     /// Where the root file system comes from.

@@ -3,6 +3,7 @@
 mod duration;
 mod flags;
 
+use crate::host::AllowedHosts;
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -16,6 +17,9 @@ const BASE_DIR_VARIABLE: &str = "SANDBOX_BASE_DIR";
 
 /// How long commands of the legacy API may take, in seconds.
 const EXEC_TIMEOUT_VARIABLE: &str = "SANDBOX_EXEC_TIMEOUT_SECONDS";
+
+/// Names in a Host header that are served besides those of the pod.
+const ALLOWED_HOSTS_VARIABLE: &str = "SANDBOXD_ALLOWED_HOSTS";
 
 /// Longest time for a command that anybody may ask for: a sandbox that is busy for longer has a
 /// process of its own.
@@ -67,6 +71,7 @@ pub struct Config {
     pub(crate) max_upload_bytes: u64,
     pub(crate) max_processes: usize,
     pub(crate) token: Option<Token>,
+    pub(crate) allowed_hosts: AllowedHosts,
     /// What commands get.
     pub(crate) env: Vec<(OsString, OsString)>,
 }
@@ -137,6 +142,7 @@ impl Config {
             max_upload_bytes: UPLOAD_BYTES,
             max_processes: PROCESSES,
             token,
+            allowed_hosts: allowed_hosts(&env)?,
             env,
         };
         if let Some(text) = flags::apply(&mut config, args)? {
@@ -225,6 +231,18 @@ fn base_dir(env: &[(OsString, OsString)]) -> Result<PathBuf, ConfigError> {
     }
 }
 
+fn allowed_hosts(env: &[(OsString, OsString)]) -> Result<AllowedHosts, ConfigError> {
+    let own = rustix::system::uname();
+    let mut allowed = AllowedHosts::of_pod(&own.nodename().to_string_lossy());
+    let more = variable(env, ALLOWED_HOSTS_VARIABLE).map(|more| more.to_string_lossy());
+    let failed = |why| ConfigError::Variable {
+        variable: ALLOWED_HOSTS_VARIABLE,
+        why,
+    };
+    allowed.add(&more.unwrap_or_default()).map_err(failed)?;
+    Ok(allowed)
+}
+
 fn exec_timeout(env: &[(OsString, OsString)]) -> Result<Option<Duration>, ConfigError> {
     let Some(value) = variable(env, EXEC_TIMEOUT_VARIABLE) else {
         return Ok(Some(Duration::from_secs(300)));
@@ -294,6 +312,7 @@ mod tests {
             (&["-listen-host=example.com"], "an address"),
             (&["-http-idle-timeout=5"], "a time"),
             (&["-stream-chunk-size=1"], "64"),
+            (&["-allowed-hosts=http://a"], "names without port"),
             (
                 &["-rest-port=off", "-grpc-port=off", "-legacy-port=off"],
                 "all doors are off",
@@ -333,6 +352,7 @@ mod tests {
             ("SANDBOX_BASE_DIR", "base"),
             ("SANDBOX_EXEC_TIMEOUT_SECONDS", "soon"),
             ("SANDBOXD_AUTH_TOKEN", "short"),
+            ("SANDBOXD_ALLOWED_HOSTS", "a:80"),
         ] {
             assert!(read(&[], &[(name, value)]).unwrap_err().contains(name));
         }

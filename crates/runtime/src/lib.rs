@@ -27,6 +27,7 @@
 mod agent;
 mod config;
 mod deadline;
+mod host;
 mod http;
 mod legacy;
 mod multipart;

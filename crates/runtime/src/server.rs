@@ -58,6 +58,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 const TOKEN_WANTED: &str = "show the sandbox's token (authorization: Bearer and the token)";
 
+const HOST_WANTED: &str = "the Host header has no name of this sandbox: use its address, its service's name, or allow the name with -allowed-hosts (SANDBOXD_ALLOWED_HOSTS)";
+
 /// Room for connections of one door.
 struct Room {
     all: Arc<Semaphore>,
@@ -199,6 +201,11 @@ async fn answer(door: &Door, shared: &Shared, request: Request<Incoming>) -> Res
     if !is_probe && !is_allowed(shared, request.headers()) {
         let status = StatusCode::UNAUTHORIZED;
         return refused(status, "UNAUTHENTICATED", TOKEN_WANTED);
+    }
+    // A page has no token to show.
+    let checks_host = shared.config.token.is_none() && !is_probe;
+    if checks_host && !shared.config.allowed_hosts.serve(request.headers()) {
+        return refused(StatusCode::FORBIDDEN, "PERMISSION_DENIED", HOST_WANTED);
     }
     if origin::is_foreign(&request) {
         let message = "a page of another origin may not change anything here";

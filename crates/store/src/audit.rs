@@ -22,6 +22,10 @@ pub struct AuditRow {
     pub at: UnixMillis,
     /// Who.
     pub principal: String,
+    /// The id of the API key that it was made with, by itself or by a certificate; empty for none.
+    pub key: String,
+    /// From where: an IP address, or `uid:N` at the Unix socket; empty where nobody knows.
+    pub source: String,
     /// What, in a word.
     pub action: String,
     /// To which session, key or secret.
@@ -56,11 +60,13 @@ impl Store {
         let mut newest = 0;
         for row in rows {
             newest = sqlx::query(
-                "INSERT INTO audit (at, principal, action, object, code) \
-                 VALUES ($1, $2, $3, $4, $5) RETURNING id",
+                "INSERT INTO audit (at, principal, key, source, action, object, code) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING id",
             )
             .bind(row.at)
             .bind(&row.principal)
+            .bind(&row.key)
+            .bind(&row.source)
             .bind(&row.action)
             .bind(&row.object)
             .bind(&row.code)
@@ -87,7 +93,7 @@ impl Store {
             limit => limit.min(PAGE_ROWS_MAX),
         };
         let rows = sqlx::query(
-            "SELECT at, principal, action, object, code FROM audit \
+            "SELECT at, principal, key, source, action, object, code FROM audit \
              WHERE ($1 IS NULL OR principal = $1) AND ($2 IS NULL OR at >= $2) \
              ORDER BY id DESC LIMIT $3",
         )
@@ -100,9 +106,11 @@ impl Store {
         let rows = rows.into_iter().rev().map(|row| AuditRow {
             at: row.get(0),
             principal: row.get(1),
-            action: row.get(2),
-            object: row.get(3),
-            code: row.get(4),
+            key: row.get(2),
+            source: row.get(3),
+            action: row.get(4),
+            object: row.get(5),
+            code: row.get(6),
         });
         Ok(rows.collect())
     }

@@ -1,7 +1,7 @@
 //! API keys, of which only hashes are kept, and certificates that were taken back.
 
 use crate::{Store, StoreError};
-use k8e_model::{KeyHash, KeyId, PrincipalName, UnixMillis};
+use k8e_model::{KeyHash, KeyId, PrincipalName, Tenants, UnixMillis};
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 use std::collections::HashSet;
@@ -16,6 +16,8 @@ pub struct KeyRecord {
     pub name: PrincipalName,
     /// Who its holder is.
     pub principal: PrincipalName,
+    /// The tenants that its holder may make sessions for.
+    pub tenants: Tenants,
     /// Of the key.
     pub hash: KeyHash,
     /// When it was made.
@@ -32,8 +34,8 @@ impl Store {
     /// Writes a new key down. Its name must be free.
     pub async fn insert_key(&self, key: &KeyRecord) -> Result<(), StoreError> {
         let written = sqlx::query(
-            "INSERT INTO api_keys (id, name, principal, hash, created_at, expires_at, last_used) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            "INSERT INTO api_keys (id, name, principal, hash, created_at, expires_at, last_used, tenants) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
         )
         .bind(key.id.as_str())
         .bind(key.name.as_str())
@@ -42,6 +44,7 @@ impl Store {
         .bind(key.created_at)
         .bind(key.expires_at)
         .bind(key.last_used)
+        .bind(serde_json::json!(key.tenants.entries()).to_string())
         .execute(&self.shared.write)
         .await;
         match written {
@@ -57,7 +60,7 @@ impl Store {
     /// took it for missing might make it again.
     pub async fn keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
         let rows = sqlx::query(
-            "SELECT id, name, principal, hash, created_at, expires_at, last_used FROM api_keys \
+            "SELECT id, name, principal, hash, created_at, expires_at, last_used, tenants FROM api_keys \
              WHERE deleted_at IS NULL ORDER BY created_at, id",
         )
         .fetch_all(&self.shared.read)
@@ -129,7 +132,17 @@ fn read(row: &SqliteRow) -> Result<KeyRecord, StoreError> {
     };
     let text = |column: &str| row.try_get::<String, _>(column).map_err(|e| bad(&e));
     let hash = unhex(&text("hash")?).ok_or_else(|| bad(&"its hash is none"))?;
+    let tenants: Option<String> = row.try_get("tenants").map_err(|e| bad(&e))?;
+    let tenants = match tenants {
+        None => Tenants::any(),
+        Some(text) => {
+            let entries: Vec<String> = serde_json::from_str(&text).map_err(|e| bad(&e))?;
+            let tenants = Tenants::parse(&entries).map_err(|e| bad(&e))?;
+            tenants.ok_or_else(|| bad(&"it has no tenant"))?
+        }
+    };
     Ok(KeyRecord {
+        tenants,
         id: id.parse().map_err(|e| bad(&e))?,
         name: text("name")?.parse().map_err(|e| bad(&e))?,
         principal: text("principal")?.parse().map_err(|e| bad(&e))?,

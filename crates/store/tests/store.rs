@@ -38,7 +38,7 @@ fn session(text: &str) -> Session {
     Session {
         id: id(text),
         owner: "local".to_owned(),
-        tenant: spec.tenant,
+        tenant: spec.tenant.unwrap_or_default(),
         phase: Phase::Creating,
         reason: String::new(),
         runtime: RuntimeKind::Native,

@@ -17,7 +17,7 @@ pub fn session_spec(
     let asked = wire.limits.unwrap_or_default();
     Ok(SessionSpec {
         id: parse_unless_empty(&wire.session_id)?,
-        tenant: parse_unless_empty(&wire.tenant)?.unwrap_or_default(),
+        tenant: parse_unless_empty(&wire.tenant)?,
         runtime: parse_unless_empty(&wire.runtime)?,
         template: wire.template.parse::<Template>()?,
         env: super::env(wire.env)?,

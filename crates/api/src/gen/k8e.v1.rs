@@ -32,6 +32,12 @@ pub struct Status {
     pub network: ::prost::alloc::string::String,
     #[prost(int64, tag = "8")]
     pub started_at_unix_ms: i64,
+    /// The tenants that the caller may make sessions for; `*` alone is any.
+    #[prost(string, repeated, tag = "9")]
+    pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The tenant of a request of the caller's that names none.
+    #[prost(string, tag = "10")]
+    pub default_tenant: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Runtime {
@@ -48,6 +54,8 @@ pub struct CreateSessionRequest {
     /// Empty for a random one; else a DNS label.
     #[prost(string, tag = "1")]
     pub session_id: ::prost::alloc::string::String,
+    /// Empty for the caller's default (`Status.default_tenant`). One that the caller may not use is
+    /// refused: an API key names those it may.
     #[prost(string, tag = "2")]
     pub tenant: ::prost::alloc::string::String,
     /// Empty for the default.
@@ -162,6 +170,7 @@ pub struct ListSessionsRequest {
     /// Empty is `active`; `all` is every phase.
     #[prost(string, tag = "1")]
     pub phase: ::prost::alloc::string::String,
+    /// Empty is every tenant.
     #[prost(string, tag = "2")]
     pub tenant: ::prost::alloc::string::String,
 }
@@ -4158,6 +4167,9 @@ pub struct Key {
     pub last_used_unix_ms: i64,
     #[prost(bool, tag = "7")]
     pub expired: bool,
+    /// The tenants that its holder may make sessions for, the default first; `*` alone is any.
+    #[prost(string, repeated, tag = "8")]
+    pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateKeyRequest {
@@ -4169,6 +4181,10 @@ pub struct CreateKeyRequest {
     /// 0 is never.
     #[prost(int64, tag = "3")]
     pub expires_in_s: i64,
+    /// The tenants that its holder may make sessions for, the default first; `*` alone is any. None is
+    /// one of the key's own, called like the key.
+    #[prost(string, repeated, tag = "4")]
+    pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -4231,6 +4247,12 @@ pub struct AuditRow {
     /// ok, or the error's: not_found, denied, …; cancelled when the caller left first.
     #[prost(string, tag = "5")]
     pub code: ::prost::alloc::string::String,
+    /// The API key that the call was made with, by itself or by a certificate; empty for none.
+    #[prost(string, tag = "6")]
+    pub key_id: ::prost::alloc::string::String,
+    /// From where: an IP address, or `uid:N` at the Unix socket; empty where nobody knows.
+    #[prost(string, tag = "7")]
+    pub source: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListAuditResponse {

@@ -13,7 +13,9 @@ pub(crate) const LONG_ABOUT: &str = "\
 Make, list and delete API keys.
 
 An API key says who somebody is: its holder owns the sessions and secrets that it makes, and sees no
-others. It is shown once, when it is made; the server keeps only a hash. Clients send it with every
+others. It makes sessions for the key's tenants only, so a tenant's deny list (`k8e server
+--denied-hosts TENANT=HOST`) and quota (--max-sessions-per-tenant) hold for it. Keys with one
+--principal see each other's sessions, whatever their tenants. It is shown once, when it is made; the server keeps only a hash. Clients send it with every
 call (K8E_SANDBOX_APIKEY), or `k8e login` with it for a certificate. Deleting a key ends both at
 once. These commands are for root and the group k8e, on the server itself.";
 
@@ -35,7 +37,9 @@ pub enum ApikeyCommand {
 #[command(after_long_help = "\
 Examples:
   k8e apikey create ann --expires 90d | jq -r .key
-  k8e apikey create ann-laptop --principal ann     # sees what ann's other keys see")]
+  k8e apikey create ann-laptop --principal ann     # sees what ann's other keys see
+  k8e apikey create ci --tenant builds --tenant tests
+  k8e apikey create platform --tenant '*'          # makes sessions for any tenant")]
 pub struct CreateArgs {
     /// What to call it; no two keys have one name
     name: String,
@@ -47,6 +51,11 @@ pub struct CreateArgs {
     /// Who its holder is [default: somebody of the key's name]
     #[arg(long, value_name = "NAME")]
     principal: Option<String>,
+
+    /// A tenant that its holder may make sessions for; repeat it for more, the first is the default.
+    /// '*' alone is any tenant [default: one of the key's own, called like the key]
+    #[arg(long = "tenant", value_name = "NAME")]
+    tenants: Vec<String>,
 }
 
 /// Arguments of `k8e apikey delete`.
@@ -74,6 +83,8 @@ struct KeyJson {
     id: String,
     name: String,
     principal: String,
+    /// The tenants that its holder may make sessions for, the default first; `*` is any.
+    tenants: Vec<String>,
     created_at: i64,
     expires_at: Option<i64>,
     last_used: Option<i64>,
@@ -103,6 +114,7 @@ pub(crate) async fn run(command: ApikeyCommand, mut client: Client) -> Result<u8
             let request = v1::CreateKeyRequest {
                 name: args.name,
                 principal: args.principal.unwrap_or_default(),
+                tenants: args.tenants,
                 expires_in_s: args
                     .expires
                     .and_then(Span::into_option)
@@ -153,6 +165,7 @@ impl From<v1::Key> for KeyJson {
             id: key.id,
             name: key.name,
             principal: key.principal,
+            tenants: key.tenants,
             created_at: key.created_at_unix_ms / 1000,
             expires_at: seconds(key.expires_at_unix_ms),
             last_used: seconds(key.last_used_unix_ms),

@@ -13,8 +13,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub(crate) const LONG_ABOUT: &str = "\
 Show who changed what: one JSON object on each line, the oldest first.
 
-Every call that changes something leaves a row, with its result: `ok`, an error's code, or
-`cancelled` when the caller left before the answer. For root and the group k8e, on the server itself.";
+Every call that changes something leaves a row, with the API key that it was made with (`key_id`),
+where it came from (`source`: an address, or the user at the socket), and its result: `ok`, an
+error's code, or `cancelled` when the caller left before the answer. For root and the group k8e, on the server itself.";
 
 /// Arguments of `k8e audit`.
 #[derive(Args, Debug)]
@@ -41,6 +42,10 @@ pub struct AuditArgs {
 struct RowJson {
     at_unix_ms: i64,
     principal: String,
+    /// The API key that the call was made with, by itself or by a certificate; empty for none.
+    key_id: String,
+    /// An IP address, or `uid:N` at the Unix socket.
+    source: String,
     action: String,
     object: String,
     code: String,
@@ -60,6 +65,8 @@ pub(crate) async fn run(args: AuditArgs, mut client: Client) -> Result<u8, Failu
         output::json(&RowJson {
             at_unix_ms: row.at_unix_ms,
             principal: row.principal,
+            key_id: row.key_id,
+            source: row.source,
             action: row.action,
             object: row.object,
             code: row.code,

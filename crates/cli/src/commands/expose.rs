@@ -5,7 +5,6 @@ use crate::output;
 use clap::Args;
 use k8e_api::client::Client;
 use k8e_api::v1;
-use k8e_model::TenantId;
 use serde::Serialize;
 
 /// What `k8e sandbox expose --help` begins with.
@@ -181,7 +180,13 @@ impl SessionArgs {
             return Ok(named);
         }
         let tenant = self.tenant.filter(|tenant| !tenant.is_empty());
-        let tenant = tenant.unwrap_or_else(|| TenantId::default().to_string());
+        let tenant = match tenant {
+            Some(tenant) => tenant,
+            None => {
+                let status = client.get_status(v1::GetStatusRequest {}).await?;
+                status.into_inner().default_tenant
+            }
+        };
         let request = v1::ListSessionsRequest {
             phase: "active".to_owned(),
             tenant: tenant.clone(),

@@ -10,7 +10,7 @@ use k8e_api::v1;
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "New session")]
 pub(crate) struct SpecArgs {
-    /// Whose session it is; each tenant has its own
+    /// The tenant that the session is for; each has its own [default: the API key's first]
     #[arg(long, env = "K8E_SANDBOX_TENANT", value_name = "NAME")]
     pub(crate) tenant: Option<String>,
 

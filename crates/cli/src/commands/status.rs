@@ -16,14 +16,9 @@ Exits with 2, and says \"available\":false, when no server can be reached.
 Example:
   k8e sandbox status | jq '.runtimes[] | select(.usable)'")]
 pub struct StatusArgs {
-    /// Whose session to show
-    #[arg(
-        long,
-        env = "K8E_SANDBOX_TENANT",
-        value_name = "NAME",
-        default_value = "default"
-    )]
-    tenant: String,
+    /// The tenant whose session to show [default: the one of a `run` that names none]
+    #[arg(long, env = "K8E_SANDBOX_TENANT", value_name = "NAME")]
+    tenant: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -32,6 +27,8 @@ struct StatusJson {
     /// The session that `run` would use; empty when it would make one.
     session_id: String,
     tenant_id: String,
+    /// The tenants that the caller may make sessions for; `*` is any.
+    tenants: Vec<String>,
     version: String,
     default_runtime: String,
     runtimes: Vec<RuntimeJson>,
@@ -75,9 +72,11 @@ async fn available(args: StatusArgs, mut client: Client) -> Result<u8, Failure> 
         .get_status(v1::GetStatusRequest {})
         .await?
         .into_inner();
+    let tenant = args.tenant.filter(|tenant| !tenant.is_empty());
+    let tenant = tenant.unwrap_or(status.default_tenant);
     let mine = v1::ListSessionsRequest {
         phase: String::new(),
-        tenant: args.tenant.clone(),
+        tenant: tenant.clone(),
     };
     let sessions = client.list_sessions(mine).await?.into_inner().sessions;
     let runtime = |r: v1::Runtime| RuntimeJson {
@@ -92,7 +91,8 @@ async fn available(args: StatusArgs, mut client: Client) -> Result<u8, Failure> 
             .next()
             .map(|s| s.session_id)
             .unwrap_or_default(),
-        tenant_id: args.tenant,
+        tenant_id: tenant,
+        tenants: status.tenants,
         version: status.version,
         default_runtime: status.default_runtime,
         runtimes: status.runtimes.into_iter().map(runtime).collect(),
@@ -107,11 +107,10 @@ async fn available(args: StatusArgs, mut client: Client) -> Result<u8, Failure> 
 
 fn unavailable(args: &StatusArgs, failure: &Failure) -> Result<u8, Failure> {
     if let Failure::Told { error, detail, .. } = failure {
-        let tenant_id = &args.tenant;
         output::json(&UnavailableJson {
             available: false,
             session_id: "",
-            tenant_id,
+            tenant_id: args.tenant.as_deref().unwrap_or_default(),
             error,
             detail,
         })?;

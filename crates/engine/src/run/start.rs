@@ -8,7 +8,7 @@ use super::{Begun, Run, RunRequest, RunTarget};
 use crate::guest::{Call, clean};
 use crate::live::{Live, Purpose, Use};
 use crate::metrics::{self, RunEnd};
-use crate::sessions::Owned;
+use crate::sessions::{Owned, tenant_of};
 use crate::{Error, Sessions, secrets};
 use bytes::Bytes;
 use k8e_model::{Command, Principal, Program, SecretValue, Session, SessionSpec, WORKSPACE};
@@ -82,12 +82,13 @@ impl Sessions {
         who: &Principal,
         spec: &SessionSpec,
     ) -> Result<(Arc<Live>, bool), Error> {
-        if let Some(live) = self.shared.find_tenant(who, spec) {
+        let tenant = tenant_of(who, spec.tenant.as_ref())?;
+        if let Some(live) = self.shared.find_tenant(who, tenant, spec) {
             return Ok((live, false));
         }
-        let lock = self.shared.tenant_lock(who, &spec.tenant);
+        let lock = self.shared.tenant_lock(who, tenant);
         let _making = lock.lock().await;
-        if let Some(live) = self.shared.find_tenant(who, spec) {
+        if let Some(live) = self.shared.find_tenant(who, tenant, spec) {
             return Ok((live, false));
         }
         let owned = self.make(who, spec.clone()).await?;

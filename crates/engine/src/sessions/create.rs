@@ -8,7 +8,7 @@
 //! goes away interrupts nothing, and what it no longer wants is removed again.
 
 use super::destroy::remove;
-use super::{Index, Sessions, Shared};
+use super::{Index, Sessions, Shared, tenant_of};
 use crate::error::chain;
 use crate::live::Live;
 use crate::metrics::{self, Start};
@@ -17,7 +17,8 @@ use crate::recorder::now_ms;
 use crate::{Error, SessionView};
 use k8e_driver::{Driver, Probe, Sandbox, SandboxSpec};
 use k8e_model::{
-    Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec,
+    Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec, Template,
+    TenantId,
 };
 use k8e_store::StoreError;
 use serde_json::json;
@@ -95,11 +96,13 @@ impl Shared {
         who: &Principal,
         spec: SessionSpec,
     ) -> Result<(Owned, Origin), Error> {
+        let tenant = tenant_of(who, spec.tenant.as_ref())?.clone();
+        self.check_template(&spec.template)?;
         let driver = self.choose(spec.runtime)?;
         check_ceiling(&spec.limits, &self.config.limits_max)?;
         let id = spec.id.unwrap_or_else(SessionId::random);
         // Whoever is refused must not cost a warm sandbox.
-        self.has_place(&self.index(), &id, who.name())?;
+        self.has_place(&self.index(), &id, who.name(), &tenant)?;
         let claimed = self
             .pools
             .claim(&spec.template, driver.kind(), &spec.limits);
@@ -107,7 +110,7 @@ impl Shared {
         let record = Session {
             id,
             owner: who.name().to_owned(),
-            tenant: spec.tenant,
+            tenant,
             phase: Phase::Creating,
             reason: String::new(),
             runtime: driver.kind(),
@@ -129,7 +132,8 @@ impl Shared {
         };
         let live = Arc::new(Live::new(record));
         let mut index = self.index();
-        if let Err(error) = self.has_place(&index, &live.record.id, who.name()) {
+        let record = &live.record;
+        if let Err(error) = self.has_place(&index, &record.id, who.name(), &record.tenant) {
             drop(index);
             // Somebody was quicker.
             if let Some(claimed) = claimed {
@@ -151,12 +155,13 @@ impl Shared {
         Ok((Owned::new(self, live), origin))
     }
 
-    /// Whether there is room for a session of that name and owner.
+    /// Whether there is room for a session of that name, owner and tenant.
     pub(super) fn has_place(
         &self,
         index: &Index,
         id: &SessionId,
         owner: &str,
+        tenant: &TenantId,
     ) -> Result<(), Error> {
         if index.sessions.contains_key(id) {
             return Err(Error::SessionExists(id.clone()));
@@ -165,13 +170,29 @@ impl Shared {
         if index.sessions.len() >= max {
             return Err(Error::SessionsFull { max });
         }
-        let max = self.config.sessions_per_owner_max;
-        let own = |other: &&Arc<Live>| other.record.owner == owner;
         // Counted only where it can matter: claims are quick, and sessions may be many.
-        if max < index.sessions.len() + 1 && index.sessions.values().filter(own).count() >= max {
+        let full = |max: usize, counts: &dyn Fn(&Session) -> bool| {
+            let alive = index.sessions.values().filter(|live| counts(&live.record));
+            max < index.sessions.len() + 1 && alive.count() >= max
+        };
+        let max = self.config.sessions_per_owner_max;
+        if full(max, &|other| other.owner == owner) {
             return Err(Error::OwnerFull { max });
         }
+        let max = self.config.sessions_per_tenant_max;
+        if full(max, &|other| other.tenant == *tenant) {
+            let tenant = tenant.clone();
+            return Err(Error::TenantFull { tenant, max });
+        }
         Ok(())
+    }
+
+    /// Whether this server makes sandboxes from a template.
+    pub(super) fn check_template(&self, template: &Template) -> Result<(), Error> {
+        match template {
+            Template::Host if !self.config.host_template => Err(Error::HostTemplateOff),
+            Template::Host => Ok(()),
+        }
     }
 
     /// The driver that was asked for, or the first that works here.

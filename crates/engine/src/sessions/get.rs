@@ -1,14 +1,14 @@
 //! Looking at sessions and at the server.
 
-use super::Sessions;
 use super::create::no_runtime;
+use super::{Sessions, tenant_of};
 use crate::Error;
 use crate::PoolStatus;
 use crate::live::Live;
 use k8e_driver::Probe;
 use k8e_model::{
-    EgressPolicy, LimitEvents, Limits, Phase, Principal, RuntimeKind, Session, SessionId, TenantId,
-    UnixMillis,
+    EgressPolicy, LimitEvents, Limits, Phase, Principal, RuntimeKind, Session, SessionId, Template,
+    TenantId, UnixMillis,
 };
 use k8e_store::SessionQuery;
 use std::collections::HashSet;
@@ -102,6 +102,7 @@ impl Sessions {
     /// this asks often.
     pub async fn ready(&self) -> Result<(), Error> {
         self.shared.store.ping().await?;
+        self.shared.check_template(&Template::default())?;
         let usable = |(_, probe): &(RuntimeKind, Probe)| matches!(probe, Probe::Usable { .. });
         if self.shared.probed().iter().any(usable) {
             return Ok(());
@@ -128,6 +129,9 @@ impl Sessions {
         who: &Principal,
         filter: ListFilter,
     ) -> Result<Vec<SessionView>, Error> {
+        if let Some(tenant) = &filter.tenant {
+            tenant_of(who, Some(tenant))?;
+        }
         let wanted = |session: &Session| {
             who.may_use(&session.owner)
                 && filter.phase.is_none_or(|phase| phase == session.phase)

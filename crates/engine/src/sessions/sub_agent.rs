@@ -4,7 +4,7 @@
 //! are its parent's, so its end is not a sandbox's: what it started is looked for and ended.
 
 use super::create::{open, write_down};
-use super::{Owned, Sessions, Shared};
+use super::{Owned, Sessions, Shared, tenant_of};
 use crate::guest::{Call, workspace};
 use crate::live::{Live, Purpose, left_active, within};
 use crate::metrics::{self, Start};
@@ -59,6 +59,7 @@ impl Sessions {
         let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
             return Err(Error::Stopping);
         };
+        tenant_of(who, Some(&parent.record.tenant))?;
         let owned = self.shared.admit_sub_agent(&parent, &spec)?;
         let (done, made) = oneshot::channel();
         self.shared.runtime.spawn(async move {
@@ -83,8 +84,10 @@ impl Shared {
         let live = Arc::new(Live::new_child(record(&parent.snapshot(), spec), parent));
         {
             let mut index = self.index();
-            let (id, owner) = (&live.record.id, &live.record.owner);
-            self.has_place(&index, id, owner)
+            let Session {
+                id, owner, tenant, ..
+            } = &live.record;
+            self.has_place(&index, id, owner, tenant)
                 .map_err(metrics::refused)?;
             parent.adopt(&live)?;
             index.sessions.insert(id.clone(), Arc::clone(&live));

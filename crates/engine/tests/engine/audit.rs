@@ -2,7 +2,7 @@
 
 use super::*;
 use k8e_engine::{AuditQuery, WriteOptions};
-use k8e_model::GuestPath;
+use k8e_model::{GuestPath, KeyId, Tenants};
 
 async fn rows(server: &Server, query: AuditQuery) -> Vec<(String, String, String, String)> {
     let rows = server.sessions.audit(&Principal::local(), &query).await;
@@ -85,4 +85,34 @@ async fn the_audit_survives_a_restart() {
     server.create("s").await;
     let server = server.restart().await;
     assert_eq!(rows(&server, AuditQuery::default()).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_row_says_which_key_and_from_where() {
+    let server = Server::start().await;
+    let key = KeyId::random();
+    let ann = Principal::user(&"ann".parse().unwrap(), key.clone(), Tenants::any());
+    let calls = [
+        (
+            ann.calling_from("192.0.2.1".to_owned()),
+            key.as_str(),
+            "192.0.2.1",
+        ),
+        (
+            Principal::local().calling_from("uid:7".to_owned()),
+            "",
+            "uid:7",
+        ),
+        (Principal::local(), "", ""),
+    ];
+    for (who, key, source) in calls {
+        let _ = server.sessions.destroy(&who, &sid("none")).await;
+        let last = AuditQuery {
+            limit: 1,
+            ..AuditQuery::default()
+        };
+        let rows = server.sessions.audit(&Principal::local(), &last).await;
+        let row = rows.unwrap().remove(0);
+        assert_eq!((row.key.as_str(), row.source.as_str()), (key, source));
+    }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use k8e_driver::Probe;
 use k8e_engine::ListFilter;
-use k8e_model::{Limits, RuntimeKind};
+use k8e_model::{Limits, PoolSize, RuntimeKind};
 
 #[tokio::test]
 async fn a_session_lives_and_is_destroyed() {
@@ -113,7 +113,7 @@ async fn sessions_are_listed_by_phase_and_tenant() {
     server.create("a").await;
     server.create("b").await;
     let tenant = SessionSpec {
-        tenant: "t".parse().unwrap(),
+        tenant: "t".parse().ok(),
         ..spec("c")
     };
     server.sessions.create(&me(), tenant).await.unwrap();
@@ -580,4 +580,46 @@ async fn limits_have_a_ceiling() {
     ] {
         refused(create(limits).await, Code::Invalid, want);
     }
+}
+
+#[tokio::test]
+async fn a_server_without_the_host_template_makes_no_session_from_it() {
+    let server = Server::start().await;
+    server.create("before").await;
+    let Server {
+        dir,
+        driver,
+        store,
+        sessions,
+        config,
+    } = server;
+    drop(sessions);
+    let config = Config {
+        host_template: false,
+        pool: PoolSize::new(1, 2).unwrap(),
+        ..config
+    };
+    let drivers = drivers(&driver);
+    let sessions = Sessions::start(config.clone(), store.clone(), drivers).await;
+    let server = Server {
+        dir,
+        driver,
+        store,
+        sessions: sessions.unwrap(),
+        config,
+    };
+    let said = "--allow-host-template";
+    let made = server.sessions.create(&me(), spec("s")).await;
+    refused(made, Code::Denied, said);
+    for target in [RunTarget::Tenant(spec("s")), RunTarget::Fresh(spec("s"))] {
+        let command = sh("true");
+        let request = RunRequest { target, command };
+        let run = server.sessions.run(&me(), request).await;
+        refused(run, Code::Denied, said);
+    }
+    refused(server.sessions.ready().await, Code::Denied, said);
+    assert!(server.sessions.pools().is_empty());
+    // What is there goes on.
+    server.run("before", "true").await.unwrap();
+    assert_eq!(server.driver.launched(), 1);
 }

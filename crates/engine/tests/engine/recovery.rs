@@ -11,7 +11,7 @@ fn record(id: &str, phase: Phase) -> Session {
     Session {
         id: sid(id),
         owner: me().name().to_owned(),
-        tenant: spec.tenant,
+        tenant: spec.tenant.unwrap_or_default(),
         phase,
         reason: String::new(),
         runtime: RuntimeKind::Native,

@@ -2,7 +2,7 @@
 
 use super::*;
 use k8e_engine::SecretOwner;
-use k8e_model::{SecretName, SecretRef, SecretValue};
+use k8e_model::{KeyId, SecretName, SecretRef, SecretValue, Tenants};
 use std::collections::BTreeMap;
 
 const PLAIN: &str = "hunter2-hunter2-hunter2";
@@ -137,7 +137,7 @@ async fn an_administrator_sets_them_for_others_and_sees_no_value() {
         .unwrap();
     let listed = server.sessions.list_secrets(&root).await.unwrap();
     assert_eq!(listed[0].owner, "user:ann");
-    let ann = Principal::user(&"ann".parse().unwrap());
+    let ann = Principal::user(&"ann".parse().unwrap(), KeyId::random(), Tenants::any());
     server
         .sessions
         .create(&ann, with_secret("s"))

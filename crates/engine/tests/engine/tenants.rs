@@ -1,12 +1,13 @@
-//! Runs that name a tenant instead of a session.
+//! Tenants: who may make sessions for which, and runs that name a tenant instead of a session.
 
 use super::*;
 use k8e_driver::Probe;
-use k8e_model::RuntimeKind;
+use k8e_engine::{Certificate, ListFilter, NewKey, TerminalRequest};
+use k8e_model::{KeyId, RuntimeKind, SubAgentSpec, Tenants};
 
 fn tenant(name: &str) -> SessionSpec {
     SessionSpec {
-        tenant: name.parse().unwrap(),
+        tenant: name.parse().ok(),
         ..SessionSpec::default()
     }
 }
@@ -181,4 +182,159 @@ async fn a_fresh_session_goes_with_its_run() {
         "no-such-program not found",
     );
     server.no_sandbox().await;
+}
+
+/// The holder of a new API key with these tenants, and the key's id.
+async fn holder(server: &Server, name: &str, tenants: &[&str]) -> (Principal, KeyId) {
+    let tenants: Vec<_> = tenants.iter().map(|&tenant| tenant.to_owned()).collect();
+    let new = NewKey {
+        name: name.parse().unwrap(),
+        principal: Some("ann".parse().unwrap()),
+        tenants: Tenants::parse(&tenants).unwrap(),
+        expires_in: None,
+    };
+    let (_, key) = server
+        .sessions
+        .create_key(&Principal::local(), new)
+        .await
+        .unwrap();
+    server.sessions.verify_key(&key).unwrap()
+}
+
+fn terminal(spec: SessionSpec) -> TerminalRequest {
+    TerminalRequest {
+        target: RunTarget::Tenant(spec),
+        command: sh("true"),
+        rows: 0,
+        cols: 0,
+    }
+}
+
+fn of_tenant(name: &str) -> ListFilter {
+    ListFilter {
+        phase: None,
+        tenant: name.parse().ok(),
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_that_a_key_does_not_name_is_refused_by_every_call() {
+    let server = Server::start().await;
+    let sessions = &server.sessions;
+    let (ann, key) = holder(&server, "ann", &["a", "b"]).await;
+    let certificate = Certificate {
+        serial: "1".to_owned(),
+        common_name: "ann".to_owned(),
+        ends_at: i64::MAX,
+        key: Some(key),
+    };
+    let by_certificate = sessions.verify_certificate(&certificate).unwrap();
+    let fresh = || RunRequest {
+        target: RunTarget::Fresh(tenant("c")),
+        command: sh("true"),
+    };
+    for who in [&ann, &by_certificate] {
+        let denied = "may not use tenant c, only a, b";
+        let made = sessions.create(who, tenant("c")).await;
+        refused(made, Code::Denied, denied);
+        let run = sessions.run(who, request(tenant("c"), "true")).await;
+        refused(run, Code::Denied, denied);
+        refused(sessions.run(who, fresh()).await, Code::Denied, denied);
+        let run = sessions
+            .start_background(who, request(tenant("c"), "true"))
+            .await;
+        refused(run, Code::Denied, denied);
+        let made = sessions.create_terminal(who, terminal(tenant("c"))).await;
+        refused(made, Code::Denied, denied);
+        let listed = sessions.list(who, of_tenant("c")).await;
+        refused(listed, Code::Denied, denied);
+    }
+    assert_eq!(server.driver.launched(), 0);
+    // The default is the first; the others have to be named.
+    let made = sessions.create(&ann, SessionSpec::default()).await.unwrap();
+    assert_eq!(made.session.tenant.as_str(), "a");
+    let made = sessions.create(&by_certificate, tenant("b")).await.unwrap();
+    assert_eq!(made.session.tenant.as_str(), "b");
+    assert_eq!(sessions.list(&ann, of_tenant("b")).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn keys_that_name_no_tenant_do_not_share_one() {
+    let server = Server::start().await;
+    let (laptop, _) = holder(&server, "laptop", &[]).await;
+    let (desktop, id) = holder(&server, "Desktop@home", &[]).await;
+    let run = |who| {
+        let run = server
+            .sessions
+            .run(who, request(SessionSpec::default(), "true"));
+        async move { run.await.unwrap().session_id.clone() }
+    };
+    let (first, second) = (run(&laptop).await, run(&desktop).await);
+    assert_ne!(first, second);
+    assert_eq!(run(&laptop).await, first);
+    let get = async |id| server.sessions.get(&laptop, id).await.unwrap();
+    assert_eq!(get(&first).await.session.tenant.as_str(), "laptop");
+    assert_eq!(get(&second).await.session.tenant.as_str(), id.as_str());
+}
+
+#[tokio::test]
+async fn whoever_runs_the_server_may_use_any_tenant() {
+    let server = Server::start().await;
+    for who in [Principal::local(), Principal::loopback(), me()] {
+        for (spec, got) in [(tenant("x"), "x"), (SessionSpec::default(), "default")] {
+            let made = server.sessions.create(&who, spec).await.unwrap();
+            assert_eq!(made.session.tenant.as_str(), got);
+        }
+        server.sessions.list(&who, of_tenant("y")).await.unwrap();
+    }
+    let (any, _) = holder(&server, "any", &["*"]).await;
+    let made = server.sessions.create(&any, tenant("y")).await.unwrap();
+    assert_eq!(made.session.tenant.as_str(), "y");
+}
+
+#[tokio::test]
+async fn a_session_stays_its_owners_whatever_its_tenant() {
+    let server = Server::start().await;
+    let sessions = &server.sessions;
+    let (before, _) = holder(&server, "before", &["old"]).await;
+    let (ann, _) = holder(&server, "ann", &["new"]).await;
+    let made = sessions.create(&before, tenant("old")).await.unwrap();
+    let id = made.session.id;
+    let run = RunRequest {
+        target: RunTarget::Existing(id.clone()),
+        command: sh("echo here"),
+    };
+    let run = sessions.run(&ann, run).await.unwrap();
+    assert_eq!(finish(run).await.unwrap().0, b"here\n");
+    let all = sessions.list(&ann, ListFilter::default()).await.unwrap();
+    assert_eq!(all.len(), 1);
+    // But nothing is made for that tenant, sub-agents neither.
+    let spec = SubAgentSpec::new("", "").unwrap();
+    let sub = sessions.create_sub_agent(&ann, &id, spec.clone()).await;
+    refused(sub, Code::Denied, "may not use tenant old, only new");
+    sessions.create_sub_agent(&before, &id, spec).await.unwrap();
+    sessions.destroy(&ann, &id).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_tenant_has_its_share_of_the_sessions() {
+    let config = Config {
+        sessions_per_tenant_max: 2,
+        ..Config::default()
+    };
+    let server = Server::with(config, FakeDriver::new()).await;
+    let sessions = &server.sessions;
+    // Of all owners together, with sub-agents.
+    let first = sessions.create(&me(), tenant("t")).await.unwrap();
+    sessions.create(&other(), tenant("t")).await.unwrap();
+    let full = "tenant t has 2 sessions alive";
+    let third = sessions.create(&me(), tenant("t")).await;
+    refused(third, Code::Exhausted, full);
+    let spec = SubAgentSpec::new("", "").unwrap();
+    let id = first.session.id;
+    let sub = sessions.create_sub_agent(&me(), &id, spec).await;
+    refused(sub, Code::Exhausted, full);
+    sessions.create(&me(), tenant("u")).await.unwrap();
+    sessions.destroy(&me(), &id).await.unwrap();
+    sessions.create(&me(), tenant("t")).await.unwrap();
 }

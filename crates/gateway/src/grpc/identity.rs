@@ -6,6 +6,7 @@ use crate::auth::principal;
 use k8e_api::v1::identity_server::Identity;
 use k8e_api::{convert, v1};
 use k8e_engine::{AuditQuery, AuditRow, KeyView, NewKey, Sessions};
+use k8e_model::Tenants;
 use tonic::{Request, Response};
 
 /// The service.
@@ -37,6 +38,7 @@ impl Identity for Service {
         let new = NewKey {
             name: request.name.parse().map_err(model_status)?,
             principal: convert::principal_name(&request.principal).map_err(model_status)?,
+            tenants: Tenants::parse(&request.tenants).map_err(model_status)?,
             expires_in: convert::expires_in(request.expires_in_s).map_err(model_status)?,
         };
         let made = self.sessions.create_key(&who, new).await;
@@ -104,6 +106,7 @@ fn key(view: KeyView) -> v1::Key {
         expires_at_unix_ms: view.expires_at.unwrap_or(0),
         last_used_unix_ms: view.last_used.unwrap_or(0),
         expired: view.expired,
+        tenants: view.tenants.entries(),
     }
 }
 
@@ -111,6 +114,8 @@ fn row(row: AuditRow) -> v1::AuditRow {
     v1::AuditRow {
         at_unix_ms: row.at,
         principal: row.principal,
+        key_id: row.key,
+        source: row.source,
         action: row.action,
         object: row.object,
         code: row.code,

@@ -6,7 +6,7 @@ use k8e_engine::{ListFilter, PoolStatus, SessionView, Sessions};
 use k8e_model::Principal;
 use tonic::Status;
 
-pub(super) fn status(sessions: &Sessions) -> v1::Status {
+pub(super) fn status(sessions: &Sessions, who: &Principal) -> v1::Status {
     let status = sessions.status();
     let runtimes = status.runtimes.into_iter().map(|runtime| v1::Runtime {
         name: runtime.kind.to_string(),
@@ -25,6 +25,8 @@ pub(super) fn status(sessions: &Sessions) -> v1::Status {
         sessions_max: u32::try_from(status.max).unwrap_or(u32::MAX),
         network: status.network,
         started_at_unix_ms: status.started_at,
+        tenants: who.tenants().entries(),
+        default_tenant: who.tenants().default_tenant().to_string(),
     }
 }
 

@@ -11,11 +11,11 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
 
-type Client = SandboxServiceClient<InterceptedService<Channel, WithKey>>;
+pub(crate) type Client = SandboxServiceClient<InterceptedService<Channel, WithKey>>;
 
 /// Puts an API key into every call, as K8E's older clients do.
 #[derive(Clone)]
-struct WithKey(String);
+pub(crate) struct WithKey(String);
 
 impl Interceptor for WithKey {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
@@ -25,7 +25,7 @@ impl Interceptor for WithKey {
     }
 }
 
-async fn client(server: &TestServer, key: &ApiKey) -> Client {
+pub(crate) async fn client(server: &TestServer, key: &ApiKey) -> Client {
     let ca = std::fs::read(server.admin_dir().join("ca.crt")).unwrap();
     let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
     let address = format!("https://{}", server.tcp().unwrap());

@@ -100,6 +100,8 @@ async fn one_lost_device_is_not_the_key() {
         (first.principal.as_str(), first.code.as_str()),
         ("user:ann", "ok")
     );
+    assert!(first.key_id.starts_with("key-"), "{first:?}");
+    assert_eq!(first.source, "127.0.0.1");
     let (serial, device) = first.object.split_once(' ').unwrap();
     assert_eq!(device, "laptop");
     let mut lost_client = with(&server, &lost).await;

@@ -248,8 +248,14 @@ impl TestServer {
 
     /// A new API key.
     pub(crate) async fn key(&self, name: &str) -> ApiKey {
+        self.key_for(name, &[]).await
+    }
+
+    /// A new API key with these tenants.
+    pub(crate) async fn key_for(&self, name: &str, tenants: &[&str]) -> ApiKey {
         let request = v1::CreateKeyRequest {
             name: name.to_owned(),
+            tenants: tenants.iter().map(|&tenant| tenant.to_owned()).collect(),
             ..Default::default()
         };
         let made = self.local().await.identity.create_key(request).await;

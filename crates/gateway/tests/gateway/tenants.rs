@@ -2,7 +2,7 @@
 
 use crate::server::TestServer;
 use k8e_api::client::Client;
-use k8e_api::v1;
+use k8e_api::{sandbox_v1, v1};
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
 use std::time::{Duration, Instant};
@@ -295,8 +295,9 @@ async fn same_time(bob: &mut Client, anns: &str, nobodys: &str) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_is_its_principals_own() {
     let server = TestServer::start().await;
-    let mut ann = server.with_key(&server.key("ann").await).await;
-    let mut bob = server.with_key(&server.key("bob").await).await;
+    let key = async |name| server.key_for(name, &["shared-name"]).await;
+    let mut ann = server.with_key(&key("ann").await).await;
+    let mut bob = server.with_key(&key("bob").await).await;
     let mut ids = Vec::new();
     for client in [&mut ann, &mut bob] {
         let argv = v1::Argv {
@@ -327,4 +328,53 @@ async fn a_tenant_is_its_principals_own() {
         ids.push(started.session_id);
     }
     assert_ne!(ids[0], ids[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_apis_hold_a_key_to_its_tenants() {
+    let server = TestServer::start().await;
+    let key = server.key_for("ann", &["a", "b"]).await;
+    let mut ann = server.with_key(&key).await;
+    let status = ann.get_status(v1::GetStatusRequest {}).await.unwrap();
+    let status = status.into_inner();
+    assert_eq!(status.tenants, ["a", "b"]);
+    assert_eq!(status.default_tenant, "a");
+
+    let mut k8e = crate::compat::client(&server, &key).await;
+    let asked = [("", Some("a")), ("b", Some("b")), ("c", None)];
+    for (tenant, made) in asked {
+        let create = v1::CreateSessionRequest {
+            tenant: tenant.to_owned(),
+            ..Default::default()
+        };
+        let by_v1 = ann.create_session(create).await;
+        let create = sandbox_v1::CreateSessionRequest {
+            tenant_id: tenant.to_owned(),
+            ..Default::default()
+        };
+        let by_sandbox_v1 = k8e.create_session(create).await;
+        let Some(made) = made else {
+            for refused in [by_v1.unwrap_err(), by_sandbox_v1.unwrap_err()] {
+                assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+                let says = "may not use tenant c, only a, b";
+                assert!(refused.message().contains(says), "{refused}");
+            }
+            continue;
+        };
+        let ids = [
+            by_v1.unwrap().into_inner().session_id,
+            by_sandbox_v1.unwrap().into_inner().session_id,
+        ];
+        for session_id in ids {
+            let get = v1::GetSessionRequest { session_id };
+            let session = ann.get_session(get).await.unwrap().into_inner();
+            assert_eq!(session.tenant, made);
+        }
+    }
+    let list = v1::ListSessionsRequest {
+        tenant: "c".to_owned(),
+        ..Default::default()
+    };
+    let refused = ann.list_sessions(list).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
 }

@@ -46,11 +46,23 @@ Examples:
   k8e server
   k8e server --listen 0.0.0.0:50051 --default-memory 1GiB --max-sessions 200
   k8e server --data-dir /srv/k8e --listen none
-  k8e server --allowed-hosts @python,@github --denied-hosts '*.internal.example'")]
+  k8e server --allowed-hosts @python,@github --denied-hosts '*.internal.example'
+  k8e server --hardened --allow-host-template")]
 pub(crate) struct ServerArgs {
     /// The socket [default: k8e.sock in the data directory]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+
+    /// Offer only what is safe by default: a session that asks for no hosts reaches nothing (as with
+    /// --allowed-hosts none), loopback is not trusted, and no sandbox is made from the template `host`. This version has no
+    /// other template, so a hardened server makes sandboxes only with --allow-host-template
+    #[arg(long)]
+    hardened: bool,
+
+    /// With --hardened, make sandboxes from the template `host` all the same: everything under this
+    /// machine's /usr and /opt can be read in them, so keep no secrets there
+    #[arg(long, requires = "hardened")]
+    allow_host_template: bool,
 
     /// Where to listen for TLS, or none [default: 127.0.0.1:50051]
     #[arg(long, value_name = "ADDRESS", value_parser = listen)]
@@ -59,7 +71,7 @@ pub(crate) struct ServerArgs {
     /// Let root and members of the group k8e in over TLS on loopback without key or certificate, by the uid that the kernel
     /// says owns their socket: for clients that can use neither those nor the Unix socket. A program of theirs that passes on
     /// what others send lets those in as well [default: off]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "hardened")]
     trust_loopback: bool,
 
     /// Where to show metrics and health over HTTP, to anybody who can connect [default: nowhere]
@@ -167,6 +179,10 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     max_sessions_per_owner: Option<u32>,
 
+    /// Sessions that one tenant may have alive at once, whoever owns them [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    max_sessions_per_tenant: Option<u32>,
+
     /// Background runs that may be under way at once in a session; those that are over do not count
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=50))]
     max_background_runs: u32,
@@ -235,12 +251,18 @@ impl ServerArgs {
         let pool = PoolSize::new(count(pool_min), count(self.pool_max)).map_err(Error::Pool)?;
         let ttl = self.default_ttl.into_option();
         let idle = self.default_idle_timeout.into_option();
-        let egress = self.egress.config()?;
         let tcp = |address, required| Tcp {
             address,
             required,
             trust_loopback: self.trust_loopback,
         };
+        let egress = self.egress.config(self.hardened)?;
+        let host_template = !self.hardened || self.allow_host_template;
+        if !host_template {
+            tracing::warn!(
+                "--hardened without --allow-host-template: this version has no template but `host`, so no session can be made"
+            );
+        }
         let tcp = match self.listen {
             None => Some(tcp(LISTEN_DEFAULT, false)),
             Some(Listen::On(address)) => Some(tcp(address, true)),
@@ -269,10 +291,14 @@ impl ServerArgs {
                 limits,
                 lifetime: Lifetime { ttl, idle },
                 limits_max,
+                host_template,
                 pool,
                 sessions_max: count(self.max_sessions),
                 sessions_per_owner_max: count(
                     self.max_sessions_per_owner.unwrap_or(self.max_sessions),
+                ),
+                sessions_per_tenant_max: count(
+                    self.max_sessions_per_tenant.unwrap_or(self.max_sessions),
                 ),
                 background_runs_per_session_max: count(self.max_background_runs),
                 run_timeout: self.run_timeout,

@@ -22,13 +22,8 @@ const BANDWIDTH_MIN: u64 = 1024;
 #[command(next_help_heading = "Network")]
 pub(super) struct EgressArgs {
     /// What a session may reach that does not say: hosts, *.hosts, host:port, networks, presets as
-    /// @python; or none, or all
-    #[arg(
-        long,
-        value_name = "HOSTS",
-        value_delimiter = ',',
-        default_value = "@default"
-    )]
+    /// @python; or none, or all [default: @default; with --hardened none]
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     allowed_hosts: Vec<String>,
 
     /// What no session may reach, whatever it asks for; TENANT=HOST is for that tenant's only
@@ -66,8 +61,13 @@ pub(super) struct Egress {
 // === impl EgressArgs ===
 
 impl EgressArgs {
-    pub(super) fn config(self) -> Result<Egress, Error> {
-        let allowed = EgressPolicy::parse(&self.allowed_hosts).map_err(Error::AllowedHosts)?;
+    pub(super) fn config(self, hardened: bool) -> Result<Egress, Error> {
+        let allowed = match (self.allowed_hosts.as_slice(), hardened) {
+            ([], true) => Ok(EgressPolicy::None),
+            ([], false) => EgressPolicy::parse(&["@default"]),
+            (hosts, _) => EgressPolicy::parse(hosts),
+        };
+        let allowed = allowed.map_err(Error::AllowedHosts)?;
         let mut everybody = Vec::new();
         let mut tenants: BTreeMap<TenantId, Vec<&str>> = BTreeMap::new();
         for entry in &self.denied_hosts {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     fn config(line: &str) -> Result<Egress, Error> {
-        parsed(line).unwrap().args.config()
+        parsed(line).unwrap().args.config(false)
     }
 
     #[test]
@@ -183,6 +183,14 @@ mod tests {
             bytes_per_second: None,
         };
         assert_eq!(egress, want);
+    }
+
+    #[test]
+    fn hardened_sessions_reach_nothing_unless_somebody_says_so() {
+        let allowed = |line| parsed(line).unwrap().args.config(true).unwrap().allowed;
+        assert_eq!(allowed(""), EgressPolicy::None);
+        let said = allowed("--allowed-hosts a.example");
+        assert_eq!(said.entries(), ["a.example"]);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub(crate) enum Error {
     },
     #[error("cannot give up root")]
     Confine(#[source] k8e_confine::ConfineError),
+    #[error("the data directory {} is not safe to use: {why} (--data-dir)", path.display())]
+    UnsafeDataDir { path: PathBuf, why: String },
     #[error("another k8e server{} uses {}: stop it or choose another --data-dir", shown(*.pid), path.display())]
     Taken { pid: Option<u32>, path: PathBuf },
     #[error("cannot prepare this machine for sandboxes")]

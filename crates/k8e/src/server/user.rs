@@ -52,7 +52,7 @@ impl ServerUser {
     pub(super) fn of(data_dir: &DataDir) -> Self {
         let owner = fs::symlink_metadata(data_dir.store()).map(|meta| meta.uid());
         let uid = match owner {
-            Ok(uid) if (FIRST..FIRST + COUNT).contains(&uid) => uid,
+            Ok(uid) if Self::is_one(uid) => uid,
             _ => {
                 let mut hasher = DefaultHasher::new();
                 data_dir.path().hash(&mut hasher);
@@ -61,6 +61,11 @@ impl ServerUser {
             }
         };
         Self { uid, gid: uid }
+    }
+
+    /// Whether this is the user of some data directory.
+    pub(super) fn is_one(uid: u32) -> bool {
+        (FIRST..FIRST + COUNT).contains(&uid)
     }
 
     /// Makes a directory, with all in it, this user's and nobody else's. One that is already is not

@@ -30,11 +30,16 @@ Flags (-flag=value; one dash or two):
   -max-output-bytes=4194304     bytes of each stream that a legacy answer holds
   -max-upload-bytes=8589934592  largest file that is taken
   -max-processes=128            commands at once
+  -allowed-hosts=NAME,*.NAME    names in the Host header of HTTP requests that are served besides
+                                localhost, addresses and names of the cluster; * is any. A request
+                                for another name is refused unless there is a token: it may be of a
+                                web page whose name leads here (DNS rebinding)
   -version, -help
 
 Environment:
   SANDBOX_BASE_DIR              as -legacy-root-dir
   SANDBOX_EXEC_TIMEOUT_SECONDS  as -exec-timeout, in seconds
+  SANDBOXD_ALLOWED_HOSTS        as -allowed-hosts; both count
   SANDBOXD_AUTH_TOKEN           when set, every request but health checks needs it
                                 (authorization: Bearer …); commands do not get it
 ";
@@ -88,6 +93,7 @@ const NAMES: &[&str] = &[
     "max-output-bytes",
     "max-upload-bytes",
     "max-processes",
+    "allowed-hosts",
 ];
 
 fn known(name: &str) -> Option<&'static str> {
@@ -145,6 +151,7 @@ fn set(config: &mut Config, flag: &'static str, value: &str) -> Result<(), Confi
         "exec-timeout" => config.exec_timeout = Some(time()?).filter(|time| !time.is_zero()),
         "max-output-bytes" => config.max_output_bytes = number()?,
         "max-upload-bytes" => config.max_upload_bytes = number()?,
+        "allowed-hosts" => config.allowed_hosts.add(value).map_err(bad)?,
         _ => {
             config.max_processes = usize::try_from(number()?)
                 .ok()

@@ -1,7 +1,7 @@
 //! What is refused, from whom it is hidden, and who is cut off.
 
 use crate::process::{sh, test};
-use crate::support::{Runtime, ask, connect, eventually, read_answer, until};
+use crate::support::{Runtime, ask, ask_host, connect, eventually, read_answer, until};
 use serde_json::json;
 use std::io::{ErrorKind, Read as _, Write as _};
 use tonic::Code;
@@ -71,6 +71,48 @@ fn a_command_of_the_same_user_cannot_look_for_the_token() {
         said["stderr"].as_str().unwrap().contains("denied"),
         "{said}"
     );
+}
+
+/// What a page of another name gets that was made to lead here: a file, and a command's output.
+fn as_rebound_page(runtime: &Runtime, host: &str, headers: &[(&str, &str)]) -> [u16; 2] {
+    let file = ask_host(host, runtime.rest, "GET", "/v1/files/f", headers, b"");
+    let headers = [headers, &[("content-type", "application/json")]].concat();
+    let body = br#"{"command": "true"}"#;
+    let run = ask_host(host, runtime.legacy, "POST", "/execute", &headers, body);
+    [file.status, run.status]
+}
+
+#[test]
+fn a_page_whose_name_leads_here_gets_nothing() {
+    let runtime = Runtime::with(&["-allowed-hosts=sandbox.example.com"], &[]);
+    assert_eq!(runtime.rest("PUT", "/v1/files/f", b"x").status, 204);
+    let evil = "evil.example:8080";
+    let same_origin = [("origin", "http://evil.example:8080")];
+    assert_eq!(as_rebound_page(&runtime, evil, &same_origin), [403, 403]);
+    let said = ask_host(evil, runtime.rest, "GET", "/v1/files/f", &[], b"").json();
+    assert_eq!(said["code"], "PERMISSION_DENIED");
+    assert!(said["message"].as_str().unwrap().contains("-allowed-hosts"));
+    // Probes may have any name, and tell nothing.
+    let probe = ask_host(evil, runtime.rest, "GET", "/v1/health", &[], b"");
+    assert_eq!(probe.status, 200);
+    let (rest, legacy) = (runtime.rest.to_string(), runtime.legacy.to_string());
+    for host in [
+        &*rest,
+        &*legacy,
+        "localhost:1",
+        "10.1.2.3:8080",
+        "s.default.svc.cluster.local:8888",
+        "sandbox.example.com",
+    ] {
+        assert_eq!(as_rebound_page(&runtime, host, &[]), [200, 200], "{host}");
+    }
+
+    // A page has no token, so with one the name does not matter.
+    let runtime = Runtime::with(&[], &[("SANDBOXD_AUTH_TOKEN", TOKEN)]);
+    let bearer = format!("Bearer {TOKEN}");
+    let shown = [("authorization", bearer.as_str())];
+    assert_eq!(as_rebound_page(&runtime, evil, &[]), [401, 401]);
+    assert_eq!(as_rebound_page(&runtime, evil, &shown), [404, 200]);
 }
 
 #[test]

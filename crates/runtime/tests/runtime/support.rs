@@ -259,8 +259,20 @@ pub(crate) fn ask(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Answer {
+    ask_host("sandbox", to, method, path, headers, body)
+}
+
+/// The same for another name than the sandbox's.
+pub(crate) fn ask_host(
+    host: &str,
+    to: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Answer {
     let mut stream = connect(to);
-    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: sandbox\r\nconnection: close\r\n");
+    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n");
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }

@@ -1,9 +1,14 @@
 //! Keys, certificates that were taken back, the audit, and secrets.
 
-use super::open;
-use k8e_model::{Code, KeyHash, KeyId, SecretName, SecretValue};
+use super::{database, open};
+use k8e_model::{Code, KeyHash, KeyId, SecretName, SecretValue, Tenants};
 use k8e_store::{AuditQuery, AuditRow, KeyRecord, StoreError};
 use std::os::unix::fs::PermissionsExt as _;
+
+fn tenants(entries: &[&str]) -> Tenants {
+    let entries: Vec<_> = entries.iter().map(|&entry| entry.to_owned()).collect();
+    Tenants::parse(&entries).unwrap().unwrap()
+}
 
 fn key(name: &str) -> KeyRecord {
     let mut hash = [7; 32];
@@ -12,6 +17,7 @@ fn key(name: &str) -> KeyRecord {
         id: KeyId::random(),
         name: name.parse().unwrap(),
         principal: "ann".parse().unwrap(),
+        tenants: tenants(&["team", "other"]),
         hash: KeyHash(hash),
         created_at: 1,
         expires_at: Some(2),
@@ -40,6 +46,32 @@ async fn keys_come_back_until_they_are_deleted() {
     assert!(store.delete_key(&a.id, 5).await.unwrap());
     assert!(!store.delete_key(&a.id, 6).await.unwrap());
     assert_eq!(store.keys().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_key_of_an_older_server_may_use_any_tenant() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    store.insert_key(&key("a")).await.unwrap();
+    store.close().await;
+    let pool = database(&dir).await;
+    for undo in [
+        "ALTER TABLE api_keys DROP COLUMN tenants",
+        "DELETE FROM _sqlx_migrations WHERE version = 10",
+    ] {
+        sqlx::query(undo).execute(&pool).await.unwrap();
+    }
+    pool.close().await;
+
+    let store = open(&dir).await;
+    let any = KeyRecord {
+        tenants: tenants(&["*"]),
+        ..key("b")
+    };
+    store.insert_key(&any).await.unwrap();
+    let kept = store.keys().await.unwrap();
+    assert_eq!(kept.len(), 2);
+    assert!(kept.iter().all(|key| key.tenants == Tenants::any()));
 }
 
 #[tokio::test]
@@ -75,6 +107,8 @@ fn row(at: i64, principal: &str) -> AuditRow {
     AuditRow {
         at,
         principal: principal.to_owned(),
+        key: "key-a".to_owned(),
+        source: "192.0.2.1".to_owned(),
         action: "session.create".to_owned(),
         object: "s".to_owned(),
         code: "ok".to_owned(),

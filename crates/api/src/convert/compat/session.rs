@@ -88,7 +88,7 @@ mod tests {
         };
         let spec = session_spec(wire.clone(), Limits::default(), Lifetime::default()).unwrap();
         assert_eq!(spec.id.unwrap().as_str(), "mine");
-        assert_eq!(spec.tenant.as_str(), "project");
+        assert_eq!(spec.tenant.unwrap().as_str(), "project");
         assert_eq!(spec.runtime.unwrap().as_str(), "native");
         assert_eq!(spec.egress.unwrap().entries(), ["example.com"]);
         assert_eq!(spec.env.iter().next(), Some(("A", "1")));
