@@ -7,7 +7,7 @@ mod stream;
 
 pub use input::RunInput;
 
-pub(crate) use start::{SESSION_VARIABLE, TENANT_TRIES, exec, refused, shown};
+pub(crate) use start::{SESSION_VARIABLE, exec, refused, shown};
 
 use crate::guest::Call;
 use crate::live::Live;
@@ -35,7 +35,8 @@ pub struct RunRequest {
 pub enum RunTarget {
     /// In exactly this session.
     Existing(SessionId),
-    /// In the tenant's active session, which is made when there is none.
+    /// In the session that an earlier call with this target made for the same principal, client kind and
+    /// tenant with the same options; it is made when there is none.
     Tenant(SessionSpec),
     /// In a session made for this run and destroyed after it.
     Fresh(SessionSpec),

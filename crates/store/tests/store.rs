@@ -10,7 +10,7 @@ mod identity;
 
 use k8e_model::{
     BackgroundRun, BackgroundStatus, Code, EgressPolicy, LimitKind, Phase, RuntimeKind, SandboxId,
-    Session, SessionId, SessionSpec, TerminalId,
+    Session, SessionId, SessionOrigin, SessionSpec, TerminalId,
 };
 use k8e_store::{
     EVENTS_KEPT_MAX, NewEvent, PAGE_BYTES_MAX, SessionQuery, Store, StoreError,
@@ -39,6 +39,8 @@ fn session(text: &str) -> Session {
         id: id(text),
         owner: "local".to_owned(),
         tenant: spec.tenant,
+        origin: SessionOrigin::Create,
+        client: spec.client,
         phase: Phase::Creating,
         reason: String::new(),
         runtime: RuntimeKind::Native,
@@ -145,6 +147,34 @@ async fn a_session_of_an_older_server_reaches_nothing() {
         ..session("s")
     };
     assert_eq!(kept, want);
+}
+
+#[tokio::test]
+async fn what_made_a_session_of_an_older_server_is_not_taken_for_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let made_by_run = Session {
+        origin: SessionOrigin::Run,
+        client: "cli".parse().unwrap(),
+        ..session("s")
+    };
+    {
+        let store = open(&dir).await;
+        store.insert_session(&made_by_run).await.unwrap();
+        let kept = store.session(&id("s")).await.unwrap().unwrap();
+        assert_eq!(kept, made_by_run);
+        store.close().await;
+    }
+    let pool = database(&dir).await;
+    for undo in [
+        "ALTER TABLE sessions DROP COLUMN origin",
+        "ALTER TABLE sessions DROP COLUMN client",
+        "DELETE FROM _sqlx_migrations WHERE version = 9",
+    ] {
+        sqlx::query(undo).execute(&pool).await.unwrap();
+    }
+    pool.close().await;
+    let kept = open(&dir).await.session(&id("s")).await.unwrap().unwrap();
+    assert_eq!(kept, session("s"));
 }
 
 #[tokio::test]

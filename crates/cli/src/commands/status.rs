@@ -1,5 +1,6 @@
 //! `k8e sandbox status`.
 
+use super::spec::CLIENT_KIND;
 use crate::failure::Failure;
 use crate::output;
 use crate::render::LimitsJson;
@@ -11,7 +12,8 @@ use serde::Serialize;
 /// Arguments of `k8e sandbox status`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Exits with 2, and says \"available\":false, when no server can be reached.
+session_id is the session that `run` without flags for a new session would use; empty when it would
+make one. Exits with 2, and says \"available\":false, when no server can be reached.
 
 Example:
   k8e sandbox status | jq '.runtimes[] | select(.usable)'")]
@@ -29,7 +31,7 @@ pub struct StatusArgs {
 #[derive(Serialize)]
 struct StatusJson {
     available: bool,
-    /// The session that `run` would use; empty when it would make one.
+    /// The session that `run` with no flags of a new session would use; empty when it would make one.
     session_id: String,
     tenant_id: String,
     version: String,
@@ -75,11 +77,12 @@ async fn available(args: StatusArgs, mut client: Client) -> Result<u8, Failure> 
         .get_status(v1::GetStatusRequest {})
         .await?
         .into_inner();
-    let mine = v1::ListSessionsRequest {
-        phase: String::new(),
+    let run = v1::CreateSessionRequest {
         tenant: args.tenant.clone(),
+        client: CLIENT_KIND.to_owned(),
+        ..Default::default()
     };
-    let sessions = client.list_sessions(mine).await?.into_inner().sessions;
+    let found = client.find_run_session(run).await?.into_inner();
     let runtime = |r: v1::Runtime| RuntimeJson {
         name: r.name,
         usable: r.usable,
@@ -87,11 +90,7 @@ async fn available(args: StatusArgs, mut client: Client) -> Result<u8, Failure> 
     };
     let json = StatusJson {
         available: true,
-        session_id: sessions
-            .into_iter()
-            .next()
-            .map(|s| s.session_id)
-            .unwrap_or_default(),
+        session_id: found.session_id,
         tenant_id: args.tenant,
         version: status.version,
         default_runtime: status.default_runtime,

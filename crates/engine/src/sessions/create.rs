@@ -17,7 +17,8 @@ use crate::recorder::now_ms;
 use crate::{Error, SessionView};
 use k8e_driver::{Driver, Probe, Sandbox, SandboxSpec};
 use k8e_model::{
-    Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec,
+    Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionOrigin,
+    SessionSpec,
 };
 use k8e_store::StoreError;
 use serde_json::json;
@@ -33,7 +34,7 @@ pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where a session's sandbox comes from.
-enum Origin {
+enum Source {
     /// It is there.
     Warm(Claim),
     /// It must be made.
@@ -55,32 +56,43 @@ impl Sessions {
     /// with a warm sandbox: admit → record as active.
     /// Guarantees: on failure, or when the returned future is dropped, no sandbox and no live session are left.
     pub async fn create(&self, who: &Principal, spec: SessionSpec) -> Result<SessionView, Error> {
-        let live = self.make(who, spec).await?.keep();
+        let made = self.make(who, spec, SessionOrigin::Create).await?;
+        let live = made.keep();
         Ok(self.view(&live))
     }
 
     /// Makes a session that is destroyed again unless it is kept.
-    pub(crate) async fn make(&self, who: &Principal, spec: SessionSpec) -> Result<Owned, Error> {
+    pub(crate) async fn make(
+        &self,
+        who: &Principal,
+        spec: SessionSpec,
+        origin: SessionOrigin,
+    ) -> Result<Owned, Error> {
         let named = spec.id.as_ref().map(SessionId::as_str).unwrap_or_default();
         let mut audit = self.audited(who, "session.create", named);
-        let made = self.make_unaudited(who, spec).await;
+        let made = self.make_unaudited(who, spec, origin).await;
         if let Ok(owned) = &made {
             audit.about(owned.live().record.id.as_str());
         }
         audit.end(made)
     }
 
-    async fn make_unaudited(&self, who: &Principal, spec: SessionSpec) -> Result<Owned, Error> {
+    async fn make_unaudited(
+        &self,
+        who: &Principal,
+        spec: SessionSpec,
+        origin: SessionOrigin,
+    ) -> Result<Owned, Error> {
         let since = Instant::now();
         let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
             return Err(Error::Stopping);
         };
-        let admitted = self.shared.admit(who, spec);
-        let (owned, origin) = admitted.map_err(metrics::refused)?;
+        let admitted = self.shared.admit(who, spec, origin);
+        let (owned, source) = admitted.map_err(metrics::refused)?;
         let (done, made) = oneshot::channel();
         self.shared.runtime.spawn(async move {
             // Nobody there to take it: it comes back, is dropped, and so destroyed.
-            done.send(build(owned, origin, work, since).await).ok();
+            done.send(build(owned, source, work, since).await).ok();
         });
         made.await.unwrap_or(Err(Error::Stopping))
     }
@@ -94,7 +106,8 @@ impl Shared {
         self: &Arc<Self>,
         who: &Principal,
         spec: SessionSpec,
-    ) -> Result<(Owned, Origin), Error> {
+        origin: SessionOrigin,
+    ) -> Result<(Owned, Source), Error> {
         let driver = self.choose(spec.runtime)?;
         check_ceiling(&spec.limits, &self.config.limits_max)?;
         let id = spec.id.unwrap_or_else(SessionId::random);
@@ -108,6 +121,8 @@ impl Shared {
             id,
             owner: who.name().to_owned(),
             tenant: spec.tenant,
+            origin,
+            client: spec.client,
             phase: Phase::Creating,
             reason: String::new(),
             runtime: driver.kind(),
@@ -141,14 +156,14 @@ impl Shared {
             .sessions
             .insert(live.record.id.clone(), Arc::clone(&live));
         drop(index);
-        let origin = match claimed {
+        let source = match claimed {
             Some(claimed) => {
                 live.set_warm_sandbox(claimed.sandbox, claimed.gate);
-                Origin::Warm(claimed.claim)
+                Source::Warm(claimed.claim)
             }
-            None => Origin::Cold(driver),
+            None => Source::Cold(driver),
         };
-        Ok((Owned::new(self, live), origin))
+        Ok((Owned::new(self, live), source))
     }
 
     /// Whether there is room for a session of that name and owner.
@@ -174,16 +189,21 @@ impl Shared {
         Ok(())
     }
 
-    /// The driver that was asked for, or the first that works here.
-    fn choose(&self, asked: Option<RuntimeKind>) -> Result<Arc<dyn Driver>, Error> {
+    /// The runtime of a session that asks for none: the first that works here.
+    pub(super) fn default_runtime(&self) -> Option<RuntimeKind> {
         let probes = self.probes();
         let mut candidates = self.drivers.iter().zip(probes.iter());
-        let Some(kind) = asked else {
-            let usable = candidates.find(|(_, probe)| matches!(probe, Probe::Usable { .. }));
-            return usable
-                .map(|(driver, _)| Arc::clone(driver))
-                .ok_or_else(no_runtime);
-        };
+        let usable = candidates.find(|(_, probe)| matches!(probe, Probe::Usable { .. }));
+        usable.map(|(driver, _)| driver.kind())
+    }
+
+    /// The driver that was asked for, or the default one.
+    fn choose(&self, asked: Option<RuntimeKind>) -> Result<Arc<dyn Driver>, Error> {
+        let kind = asked
+            .or_else(|| self.default_runtime())
+            .ok_or_else(no_runtime)?;
+        let probes = self.probes();
+        let mut candidates = self.drivers.iter().zip(probes.iter());
         match candidates.find(|(driver, _)| driver.kind() == kind) {
             Some((driver, Probe::Usable { .. })) => Ok(Arc::clone(driver)),
             Some((_, Probe::Unusable { reason })) => Err(Error::Runtime(format!(
@@ -209,9 +229,9 @@ impl Shared {
     }
 }
 
-// === impl Origin ===
+// === impl Source ===
 
-impl Origin {
+impl Source {
     fn start(&self) -> Start {
         match self {
             Self::Warm(_) => Start::Warm,
@@ -285,16 +305,16 @@ fn check_ceiling(asked: &Limits, max: &Limits) -> Result<(), Error> {
 /// Does the work; on failure takes everything back and records why.
 async fn build(
     owned: Owned,
-    origin: Origin,
+    source: Source,
     work: OwnedRwLockReadGuard<()>,
     since: Instant,
 ) -> Result<Owned, Error> {
     let shared = Arc::clone(&owned.shared);
     let live = owned.live();
-    let start = origin.start();
-    let built = match origin {
-        Origin::Warm(claim) => warm(&shared, live, claim).await,
-        Origin::Cold(driver) => cold(&shared, live, driver).await,
+    let start = source.start();
+    let built = match source {
+        Source::Warm(claim) => warm(&shared, live, claim).await,
+        Source::Cold(driver) => cold(&shared, live, driver).await,
     };
     if let Err(taken @ Error::SessionExists(_)) = built {
         let live = owned.keep();

@@ -45,9 +45,24 @@ impl Sessions {
 impl Shared {
     /// Begins the end of a session, once; the rest happens by itself and [`Live::ended`] waits for it.
     pub(crate) fn end(self: &Arc<Self>, live: &Arc<Live>, event: &'static str, reason: &str) {
-        if !live.begin_end(reason) {
-            return;
+        if live.begin_end(reason) {
+            self.end_begun(live, event, reason);
         }
+    }
+
+    /// The same of a session in which nothing has been started but one call that failed.
+    pub(crate) fn end_unused(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        event: &'static str,
+        reason: &str,
+    ) {
+        if live.begin_end_unused(reason) {
+            self.end_begun(live, event, reason);
+        }
+    }
+
+    fn end_begun(self: &Arc<Self>, live: &Arc<Live>, event: &'static str, reason: &str) {
         metrics::ended(live.record.runtime, event);
         self.index().retire(live);
         let (shared, live, reason) = (Arc::clone(self), Arc::clone(live), reason.to_owned());

@@ -9,7 +9,7 @@ use crate::metrics;
 use crate::recorder::now_ms;
 use futures::StreamExt as _;
 use k8e_driver::{GuestAddress, Sandbox};
-use k8e_model::{Phase, SandboxId, Session};
+use k8e_model::{Phase, SandboxId, Session, SessionOrigin};
 use k8e_wire::WireError;
 use serde_json::json;
 use std::collections::HashSet;
@@ -156,6 +156,9 @@ impl Shared {
                 return Err("the server stopped while it was being removed".to_owned());
             }
             Phase::Active | Phase::Paused => {}
+        }
+        if record.origin == SessionOrigin::FreshRun {
+            return Err("the server stopped during the run that it was made for".to_owned());
         }
         let Some(driver) = self.driver(record.runtime) else {
             return Err(format!(

@@ -19,6 +19,7 @@ mod lifecycle;
 mod pause;
 mod pool;
 mod recovery;
+mod reuse;
 mod run;
 mod secrets;
 mod snapshots;
