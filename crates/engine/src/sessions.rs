@@ -24,6 +24,7 @@ use crate::live::Live;
 use crate::metrics;
 use crate::pool::{self, Pools};
 use crate::recorder::{Recorder, now_ms};
+use crate::run::Foreground;
 use crate::runs::Background;
 use crate::terminals::Terminals;
 use crate::{Config, Error};
@@ -57,6 +58,7 @@ pub(crate) struct Shared {
     /// What each driver said last, so that no creation waits for a probe.
     probes: Mutex<Vec<Probe>>,
     pub(crate) pools: Pools,
+    pub(crate) foreground: Foreground,
     pub(crate) background: Background,
     pub(crate) terminals: Terminals,
     pub(crate) approvals: Approvals,
@@ -109,6 +111,7 @@ impl Sessions {
             recorder: Recorder::start(store.clone()),
             keys: Keys::load(&store).await?,
             pools: Pools::new(&config, &drivers, &probes),
+            foreground: Foreground::default(),
             background: Background::default(),
             terminals: Terminals::default(),
             approvals: Approvals::default(),
@@ -146,9 +149,12 @@ impl Sessions {
         &self.shared.config
     }
 
-    /// Stops background tasks and empties the pools; sandboxes of sessions stay alive and the next
-    /// start finds them again.
+    /// Ends runs whose callers wait for them, with their sessions where those were made for them, stops
+    /// background tasks and empties the pools; sandboxes of other sessions stay alive and the next start
+    /// finds them again.
     pub async fn shutdown(&self) {
+        // Before the signal: a run that sees it must find its end recorded.
+        self.shared.stop_foreground_runs();
         self.shared.stop.send_replace(true);
         // Kept: from now on nothing new begins.
         let closed = async {
@@ -256,6 +262,11 @@ impl Shared {
 
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True at shutdown.
+    pub(crate) fn stop_signal(&self) -> watch::Receiver<bool> {
+        self.stop.subscribe()
     }
 
     /// Resolves at shutdown.

@@ -178,6 +178,49 @@ async fn what_made_a_session_of_an_older_server_is_not_taken_for_a_run() {
 }
 
 #[tokio::test]
+async fn foreground_runs_without_an_end_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    for name in ["a", "b", "c"] {
+        store.insert_session(&session(name)).await.unwrap();
+    }
+    let event = |name: &str, kind, background: bool| {
+        let mut detail = serde_json::Map::new();
+        if background {
+            detail.insert("run_id".to_owned(), "run-x".into());
+        }
+        NewEvent {
+            session: id(name),
+            sandbox: sandbox(name),
+            at: 1,
+            kind,
+            detail,
+        }
+    };
+    let (started, ended) = ("run_started", "run_ended");
+    let events = [
+        event("a", started, false),
+        event("a", started, false),
+        event("a", started, true),
+        event("a", ended, false),
+        event("a", "paused", false),
+        event("b", started, false),
+        event("b", ended, false),
+        event("b", started, true),
+        // Its start is no longer kept.
+        event("c", ended, false),
+    ];
+    store.append_events(&events).await.unwrap();
+    let counted = store.unended_foreground_runs().await.unwrap();
+    assert_eq!(counted, [(id("a"), 1)].into());
+    store
+        .set_phase(&id("a"), Phase::Ended, "", 2)
+        .await
+        .unwrap();
+    assert!(store.unended_foreground_runs().await.unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn records_are_closed_to_others() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir).await;

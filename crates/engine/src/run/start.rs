@@ -90,6 +90,8 @@ impl Sessions {
                 return Err(if created { error } else { live.gone() });
             }
         };
+        // From here on it ends with a `run_ended`.
+        let number = shared.foreground.add(Arc::clone(&live), owned)?;
         metrics::run_started(live.record.runtime, started.elapsed());
         shared.recorder.event(
             &live.record,
@@ -107,7 +109,7 @@ impl Sessions {
         };
         let mut run = Run::new(shared, live, begun);
         run.session_created = created;
-        run.owned = owned;
+        run.foreground = Some(number);
         Ok(run)
     }
 }

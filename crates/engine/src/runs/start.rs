@@ -232,6 +232,9 @@ async fn resume(shared: Arc<Shared>, kept: Arc<Kept>, used: Use) {
             let run = Run::new(&shared, live, begun).in_background(&kept, false);
             keep(shared, kept, run).await;
         }
-        Err(error) => shared.fail_run(&kept, &error).await,
+        Err(error) => {
+            shared.record_lost(&live.record, &record.id, &error.to_string());
+            shared.fail_run(&kept, &error).await;
+        }
     }
 }

@@ -65,9 +65,17 @@ impl Shared {
     fn end_begun(self: &Arc<Self>, live: &Arc<Live>, event: &'static str, reason: &str) {
         metrics::ended(live.record.runtime, event);
         self.index().retire(live);
+        // While the server stops nothing new begins: recovery ends what is recorded as not over. What began
+        // before, it waits for.
+        let Ok(work) = Arc::clone(&self.work).try_read_owned() else {
+            live.finish_end(Some("the server is stopping".to_owned()));
+            return;
+        };
         let (shared, live, reason) = (Arc::clone(self), Arc::clone(live), reason.to_owned());
-        self.runtime
-            .spawn(async move { shared.finish_end(&live, event, reason).await });
+        self.runtime.spawn(async move {
+            let _work = work;
+            shared.finish_end(&live, event, reason).await;
+        });
     }
 
     /// Ends a session because of its sandbox: of a sub-agent that is its parent's, who ends with it.
@@ -89,11 +97,6 @@ impl Shared {
         event: &'static str,
         mut reason: String,
     ) {
-        // While the server stops nothing new begins: recovery ends what is recorded as not over.
-        let Ok(_work) = Arc::clone(&self.work).try_read_owned() else {
-            live.finish_end(Some("the server is stopping".to_owned()));
-            return;
-        };
         let id = &live.record.id;
         self.record_phase(id, Phase::Terminating, &reason).await;
         self.forget_exposures(live).await;

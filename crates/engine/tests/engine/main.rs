@@ -23,6 +23,7 @@ mod reuse;
 mod run;
 mod secrets;
 mod snapshots;
+mod stop;
 mod sub_agents;
 mod tenants;
 mod terminals;
