@@ -58,6 +58,9 @@ const KIND: Kind = Kind {
 const LISTEN_WAIT: Duration = Duration::from_secs(10);
 const LISTEN_PAUSE: Duration = Duration::from_millis(1);
 
+/// A broken runsc is not tried more often than this: trying is a launch.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(20);
+
 /// What the sentry, the gofer and the stubs that run the sandbox's threads use themselves: 12 MiB
 /// idle, more with many processes and open files. It is not the sandbox's to use, but who fills it
 /// ends the sandbox, not the machine.
@@ -72,10 +75,15 @@ const HOST_PIDS_MORE: u32 = 512;
 pub struct GvisorDriver {
     sandboxes: Arc<Sandboxes>,
     platform: Platform,
-    /// Why there is no guest to run, as on a full disk. What lives is still looked after.
-    no_guest: Option<String>,
-    /// What was found out last, and of which runsc.
-    found: Mutex<Option<(Runsc, Probe)>>,
+    /// What was found out last.
+    found: Mutex<Option<Found>>,
+}
+
+/// Whether a runsc works.
+struct Found {
+    runsc: Runsc,
+    probe: Probe,
+    at: Instant,
 }
 
 // === impl GvisorDriver ===
@@ -84,15 +92,26 @@ impl GvisorDriver {
     /// Finds runsc and tries it out, unless that was done before. Blocks.
     pub fn start(machine: &Machine, platform: Platform) -> Result<Self, DriverError> {
         let sandboxes = Sandboxes::open(machine, KIND)?;
-        let no_guest = write_guest(machine, sandboxes.dir()).err();
         let driver = Self {
-            no_guest: no_guest.map(|error| format!("the guest cannot be copied: {error}")),
             sandboxes: Arc::new(sandboxes),
             platform,
             found: Mutex::default(),
         };
         driver.probe();
         Ok(driver)
+    }
+
+    /// Has a guest to run and a runsc that runs it, or says what is wrong, as on a full disk.
+    fn works(&self, runsc: &Runsc) -> Result<(), String> {
+        let (dir, machine) = (self.sandboxes.dir(), &self.sandboxes.machine);
+        write_guest(machine, dir)
+            .map_err(|error| format!("the guest cannot be copied to {}: {error}", dir.display()))?;
+        if runsc.worked_before(dir, self.platform) {
+            return Ok(());
+        }
+        self.try_out(runsc).map_err(|error| runsc.broken(&error))?;
+        runsc.remember(dir, self.platform);
+        Ok(())
     }
 
     /// A real sandbox whose guest makes a process: some builds of runsc die of that.
@@ -124,38 +143,29 @@ impl Driver for GvisorDriver {
         RuntimeKind::Gvisor
     }
 
-    /// Quick unless runsc was installed or replaced since it was last tried.
+    /// Quick unless runsc was installed or replaced since it was last tried, or was broken then.
     fn probe(&self) -> Probe {
-        let runsc = match (&self.no_guest, Runsc::find()) {
-            (None, Ok(runsc)) => runsc,
-            (Some(reason), _) => {
-                let reason = reason.clone();
-                return Probe::Unusable { reason };
-            }
-            (None, Err(reason)) => return Probe::Unusable { reason },
+        let runsc = match Runsc::find() {
+            Ok(runsc) => runsc,
+            Err(reason) => return Probe::Unusable { reason },
         };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, probe)) = &*found
-            && *known == runsc
+        if let Some(found) = &*found
+            && found.holds_for(&runsc)
         {
-            return probe.clone();
+            return found.probe.clone();
         }
-        let dir = self.sandboxes.dir();
-        let works = if runsc.worked_before(dir, self.platform) {
-            Ok(())
-        } else {
-            self.try_out(&runsc)
-                .map(|()| runsc.remember(dir, self.platform))
-        };
-        let probe = match works {
+        let probe = match self.works(&runsc) {
             Ok(()) => Probe::Usable {
                 weaker: self.sandboxes.weaker(),
             },
-            Err(error) => Probe::Unusable {
-                reason: runsc.broken(&error),
-            },
+            Err(reason) => Probe::Broken { reason },
         };
-        *found = Some((runsc, probe.clone()));
+        *found = Some(Found {
+            runsc,
+            probe: probe.clone(),
+            at: Instant::now(),
+        });
         probe
     }
 
@@ -183,6 +193,15 @@ impl Driver for GvisorDriver {
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError> {
         self.sandboxes.sweep(keep).await
+    }
+}
+
+// === impl Found ===
+
+impl Found {
+    fn holds_for(&self, runsc: &Runsc) -> bool {
+        let broken = matches!(self.probe, Probe::Broken { .. });
+        self.runsc == *runsc && (!broken || self.at.elapsed() < TRY_AGAIN_AFTER)
     }
 }
 

@@ -9,6 +9,7 @@ mod pause;
 mod recover;
 mod rest;
 mod reuse;
+mod runtimes;
 mod sub_agent;
 
 pub use egress::FlowStream;
@@ -137,6 +138,7 @@ impl Sessions {
         shared.resume_runs().await?;
         tokio::spawn(expire::expire(Arc::clone(&shared)));
         tokio::spawn(rest::rest(Arc::clone(&shared)));
+        tokio::spawn(runtimes::probe_again(Arc::clone(&shared)));
         pool::start(&shared);
         Ok(Self {
             _stop: Arc::new(StopOnDrop(Arc::clone(&shared))),

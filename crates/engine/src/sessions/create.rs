@@ -15,10 +15,9 @@ use crate::metrics::{self, Start};
 use crate::pool::Claim;
 use crate::recorder::now_ms;
 use crate::{Error, SessionView};
-use k8e_driver::{Driver, Probe, Sandbox, SandboxSpec};
+use k8e_driver::{Driver, Sandbox, SandboxSpec};
 use k8e_model::{
-    Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionOrigin,
-    SessionSpec,
+    Limits, Phase, Principal, SandboxId, Session, SessionId, SessionOrigin, SessionSpec,
 };
 use k8e_store::StoreError;
 use serde_json::json;
@@ -188,45 +187,6 @@ impl Shared {
         }
         Ok(())
     }
-
-    /// The runtime of a session that asks for none: the first that works here.
-    pub(super) fn default_runtime(&self) -> Option<RuntimeKind> {
-        let probes = self.probes();
-        let mut candidates = self.drivers.iter().zip(probes.iter());
-        let usable = candidates.find(|(_, probe)| matches!(probe, Probe::Usable { .. }));
-        usable.map(|(driver, _)| driver.kind())
-    }
-
-    /// The driver that was asked for, or the default one.
-    fn choose(&self, asked: Option<RuntimeKind>) -> Result<Arc<dyn Driver>, Error> {
-        let kind = asked
-            .or_else(|| self.default_runtime())
-            .ok_or_else(no_runtime)?;
-        let probes = self.probes();
-        let mut candidates = self.drivers.iter().zip(probes.iter());
-        match candidates.find(|(driver, _)| driver.kind() == kind) {
-            Some((driver, Probe::Usable { .. })) => Ok(Arc::clone(driver)),
-            Some((_, Probe::Unusable { reason })) => Err(Error::Runtime(format!(
-                "runtime {kind} does not work on this machine: {reason}"
-            ))),
-            None => {
-                let usable = |(_, probe): &(_, &Probe)| matches!(probe, Probe::Usable { .. });
-                let candidates = self.drivers.iter().zip(probes.iter()).filter(usable);
-                let there: Vec<_> = candidates
-                    .map(|(driver, _)| driver.kind().as_str())
-                    .collect();
-                let what_to_do = match there.as_slice() {
-                    [] => {
-                        "and no other works on this machine, as `k8e check-config` shows".to_owned()
-                    }
-                    there => format!("choose one of: {}", there.join(", ")),
-                };
-                Err(Error::Runtime(format!(
-                    "runtime {kind} is not available in this version of k8e: {what_to_do}"
-                )))
-            }
-        }
-    }
 }
 
 // === impl Source ===
@@ -276,13 +236,6 @@ impl Drop for Owned {
             );
         }
     }
-}
-
-/// Nothing here can make a sandbox.
-pub(super) fn no_runtime() -> Error {
-    Error::Runtime(
-        "no runtime works on this machine: `k8e check-config` says what each one lacks".to_owned(),
-    )
 }
 
 /// Whether a session asks for no more than it may.
