@@ -43,6 +43,7 @@ use k8e_engine::Sessions;
 use listen::Bounded;
 use metrics::CountLayer;
 use rotate::Names;
+use socket::SocketFile;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -115,7 +116,7 @@ pub struct Tcp {
 /// The doors, open but not served yet.
 pub struct Gateway {
     sessions: Sessions,
-    socket: PathBuf,
+    socket: SocketFile,
     group: String,
     rate_limits: RateLimits,
     unix: UnixListener,
@@ -155,10 +156,10 @@ impl Gateway {
         if let Some(door) = &expose {
             sessions.serve_exposed_at(door.base_url());
         }
-        let unix = socket::bind(&config.socket, &config.socket_group)?;
+        let (unix, socket) = socket::bind(&config.socket, &config.socket_group)?;
         Ok(Self {
             sessions,
-            socket: config.socket,
+            socket,
             group: config.socket_group,
             rate_limits: config.rate_limits,
             unix,
@@ -218,8 +219,7 @@ impl Gateway {
             () = admin => Ok(()),
             () = expose => Ok(()),
         };
-        // We hold the data directory: nobody else has put a socket here meanwhile.
-        let _ = std::fs::remove_file(&self.socket);
+        self.socket.remove();
         result
     }
 }
