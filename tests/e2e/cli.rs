@@ -495,6 +495,42 @@ fn a_server_starts_by_itself() {
 }
 
 #[test]
+fn a_server_that_started_by_itself_gives_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let run = ["sandbox", "run", "--runtime", "native", "--raw"];
+    let auto = Command::new(binary())
+        .args(run)
+        .arg("echo kept > f")
+        .env("K8E_DATA_DIR", &data)
+        .env_remove("K8E_SANDBOX_ENDPOINT")
+        .env_remove("K8E_NO_AUTOSTART")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(auto.status.success(), "{auto:?}");
+    let pid = || std::fs::read_to_string(data.join("lock")).unwrap();
+    let first = pid();
+    // Its sessions go on with the one that somebody starts.
+    let server = Server::start_in(&data);
+    assert_ne!(pid(), first);
+    assert_eq!(server.pid().to_string(), pid().trim());
+    let kept = server.k8e(&[&run[..], &["cat f"]].concat());
+    assert_eq!(kept.out(), "kept\n", "{}", kept.all());
+    // That one does not give way.
+    let second = Command::new(binary())
+        .args(["server", "--listen", "none", "--expose-listen", "none"])
+        .env("K8E_DATA_DIR", &data)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1), "{second:?}");
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(said.contains("another k8e server"), "{said}");
+    assert_eq!(server.k8e(&["sandbox", "status"]).code, 0);
+}
+
+#[test]
 fn completions_and_help() {
     for shell in ["bash", "zsh", "fish"] {
         let out = Command::new(binary())

@@ -23,6 +23,8 @@ pub struct Server {
     flags: Vec<String>,
     /// Where it runs; nothing for the network of the machine.
     network: Option<Namespace>,
+    /// Programs that it finds in `/usr/local/sbin`, before those of the machine.
+    programs: Option<PathBuf>,
 }
 
 /// How a command of `k8e` ended.
@@ -70,7 +72,21 @@ impl Server {
         Self::start_at(Some(data), &[], None)
     }
 
+    /// Starts one that finds the programs in `programs` before those of the machine.
+    pub fn start_with_programs(programs: &Path, flags: &[&str]) -> Self {
+        let mut server = Self::new(None, flags, None);
+        server.programs = Some(programs.to_owned());
+        server.restart();
+        server
+    }
+
     fn start_at(data: Option<&Path>, flags: &[&str], network: Option<Namespace>) -> Self {
+        let mut server = Self::new(data, flags, network);
+        server.restart();
+        server
+    }
+
+    fn new(data: Option<&Path>, flags: &[&str], network: Option<Namespace>) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
             "this test needs root: real namespaces and cgroups"
@@ -78,15 +94,14 @@ impl Server {
         let dir = passable_tempdir("k8e-e2e-");
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let data = data.map_or_else(|| dir.path().join("data"), Path::to_owned);
-        let mut server = Self {
+        Self {
             dir,
             data,
             process: None,
             flags,
             network,
-        };
-        server.restart();
-        server
+            programs: None,
+        }
     }
 
     /// Starts the process again on the same data directory.
@@ -96,7 +111,10 @@ impl Server {
             .append(true)
             .open(self.log())
             .expect("a log file");
-        let mut command = Command::new(binary());
+        let mut command = match &self.programs {
+            Some(programs) => with_programs(programs),
+            None => Command::new(binary()),
+        };
         command
             .args(["server", "--data-dir"])
             .arg(self.data_dir())
@@ -416,6 +434,15 @@ impl Ran {
         serde_json::from_slice(&self.stdout)
             .unwrap_or_else(|error| panic!("not JSON ({error}): {}", self.all()))
     }
+}
+
+/// The binary under test, in a mount namespace where `programs` is `/usr/local/sbin`.
+fn with_programs(programs: &Path) -> Command {
+    let script = r#"mount --bind "$0" /usr/local/sbin && exec "$@""#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+    command.arg(programs).arg(binary());
+    command
 }
 
 /// The binary under test.

@@ -22,6 +22,7 @@ mod internet_answers;
 mod metrics;
 mod pause;
 mod pool;
+mod run_session;
 mod secrets;
 mod sub_agents;
 mod takeover;

@@ -31,13 +31,33 @@ use k8e_model::{Limits, RuntimeKind, SandboxId};
 use runsc::Runsc;
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A broken runsc is not tried more often than this: trying is a launch.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(20);
 
 /// Makes gVisor sandboxes.
 pub struct GvisorDriver {
     machine: Machine,
     platform: Platform,
-    /// What was found out last, and of which runsc.
-    found: Mutex<Option<(Runsc, Probe)>>,
+    /// What was found out last.
+    found: Mutex<Option<Found>>,
+}
+
+/// Whether a runsc works.
+struct Found {
+    runsc: Runsc,
+    probe: Probe,
+    at: Instant,
+}
+
+// === impl Found ===
+
+impl Found {
+    fn holds_for(&self, runsc: &Runsc) -> bool {
+        let broken = matches!(self.probe, Probe::Broken { .. });
+        self.runsc == *runsc && (!broken || self.at.elapsed() < TRY_AGAIN_AFTER)
+    }
 }
 
 // === impl GvisorDriver ===
@@ -61,32 +81,31 @@ impl Driver for GvisorDriver {
         RuntimeKind::Gvisor
     }
 
-    /// Quick unless runsc was installed or replaced since it was last tried.
+    /// Quick unless runsc was installed or replaced since it was last tried, or was broken then.
     fn probe(&self) -> Probe {
-        let runsc = match (self.machine.no_gvisor_guest(), Runsc::find()) {
-            (None, Ok(runsc)) => runsc,
-            (Some(reason), _) => {
-                let reason = reason.to_owned();
-                return Probe::Unusable { reason };
-            }
-            (None, Err(reason)) => return Probe::Unusable { reason },
+        let runsc = match Runsc::find() {
+            Ok(runsc) => runsc,
+            Err(reason) => return Probe::Unusable { reason },
         };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, probe)) = &*found
-            && *known == runsc
+        if let Some(found) = &*found
+            && found.holds_for(&runsc)
         {
-            return probe.clone();
+            return found.probe.clone();
         }
-        let works = self.machine.try_gvisor(self.platform);
-        let probe = match works {
+        let probe = match self.machine.try_gvisor(self.platform) {
             Ok(()) => Probe::Usable {
                 weaker: self.machine.weaker(),
             },
-            Err(error) => Probe::Unusable {
+            Err(error) => Probe::Broken {
                 reason: runsc.broken(&error),
             },
         };
-        *found = Some((runsc, probe.clone()));
+        *found = Some(Found {
+            runsc,
+            probe: probe.clone(),
+            at: Instant::now(),
+        });
         probe
     }
 

@@ -50,9 +50,14 @@ pub enum Probe {
         /// What is weaker than it could be.
         weaker: Vec<String>,
     },
-    /// No, and why, and what to do.
-    Unusable {
+    /// Not now: what it needs is installed, but does not work. That may be mended, or pass.
+    Broken {
         /// Why, and what to do.
+        reason: String,
+    },
+    /// No: this machine lacks what it needs.
+    Unusable {
+        /// What it lacks, and what to do.
         reason: String,
     },
 }
@@ -63,7 +68,8 @@ pub trait Driver: Send + Sync {
     /// Which kind.
     fn kind(&self) -> RuntimeKind;
 
-    /// Whether it can work here. Answers in milliseconds.
+    /// Whether it can work here. Answers in milliseconds when it works or is not installed; finding out
+    /// what is broken may take as long as a launch.
     fn probe(&self) -> Probe;
 
     /// Makes a sandbox whose guest listens. On failure nothing is left behind, or the error says what.

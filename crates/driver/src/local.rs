@@ -138,11 +138,6 @@ impl Machine {
         self.0.launcher.ready().weaker.clone()
     }
 
-    /// Why gVisor has no guest to run, if so. What lives is still looked after.
-    pub(crate) fn no_gvisor_guest(&self) -> Option<&str> {
-        self.0.launcher.ready().no_gvisor_guest.as_deref()
-    }
-
     pub(crate) fn guest_socket(&self, kind: Kind, id: &SandboxId) -> PathBuf {
         sandboxes::socket(&self.0.dir, kind, id)
     }

@@ -72,7 +72,9 @@ impl Subject for Local {
         };
         match driver.probe() {
             Probe::Usable { .. } => driver,
-            Probe::Unusable { reason } => panic!("{} cannot be tested: {reason}", self.kind),
+            Probe::Broken { reason } | Probe::Unusable { reason } => {
+                panic!("{} cannot be tested: {reason}", self.kind)
+            }
         }
     }
 

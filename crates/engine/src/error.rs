@@ -3,7 +3,7 @@
 use k8e_driver::DriverError;
 use k8e_egress::EgressError;
 use k8e_model::{
-    ApprovalId, Code, RunId, SecretName, SessionId, SnapshotName, TenantId, TerminalId,
+    ApprovalId, Code, RunId, RuntimeKind, SecretName, SessionId, SnapshotName, TenantId, TerminalId,
 };
 use k8e_store::StoreError;
 use std::time::Duration;
@@ -291,6 +291,20 @@ pub enum Error {
     /// Services cannot be visited.
     #[error("this server has no door for exposed services: start it with --expose-listen")]
     NoExposeDoor,
+    /// The runtime that was asked for, or is the default, is installed but does not work now.
+    #[error(
+        "runtime {kind} is installed here but does not work now, and nothing weaker is used in its place: {reason}; \
+         it is tried again twice a minute{}",
+        instead(.others)
+    )]
+    RuntimeBroken {
+        /// Which.
+        kind: RuntimeKind,
+        /// Why, and what to do.
+        reason: String,
+        /// Those that work, for people; may be empty.
+        others: String,
+    },
     /// The server stops.
     #[error("the server is stopping: try again when it is back")]
     Stopping,
@@ -345,11 +359,20 @@ impl Error {
             | Self::GuestGone(_)
             | Self::GuestMisbehaved { .. }
             | Self::Hello(_)
+            | Self::RuntimeBroken { .. }
             | Self::Stopping => Code::Unavailable,
             Self::Launch(cause) | Self::Freeze(cause) | Self::Thaw(cause) => cause.code(),
             Self::Destroy(_) | Self::Network(_) => Code::Internal,
             Self::Store(cause) => cause.code(),
         }
+    }
+}
+
+/// What else a caller can ask for.
+fn instead(others: &str) -> String {
+    match others {
+        "" => String::new(),
+        others => format!(", or ask for another with --runtime: {others}"),
     }
 }
 

@@ -63,6 +63,8 @@ struct State {
     waits: usize,
     /// Uses of its sub-agents.
     lent: usize,
+    /// Uses that began so far.
+    begun: u64,
     /// Its sub-agents that are not over.
     children: Vec<Arc<Live>>,
     /// Its sandbox was told to rest, because nothing happens in it.
@@ -135,6 +137,7 @@ impl Live {
             connections: 0,
             waits: 0,
             lent: 0,
+            begun: 0,
             children: Vec::new(),
             resting: false,
             look_at: now,
@@ -245,7 +248,17 @@ impl Live {
 
     /// Anything alive → terminating. False when somebody else was first.
     pub(crate) fn begin_end(&self, reason: &str) -> bool {
+        self.terminate(&mut self.state(), reason)
+    }
+
+    /// The same, unless it is used, has sub-agents, or more than one use of it began so far.
+    pub(crate) fn begin_end_unused(&self, reason: &str) -> bool {
         let mut state = self.state();
+        let used = state.uses() + state.waits > 0 || state.begun > 1;
+        !used && state.children.is_empty() && self.terminate(&mut state, reason)
+    }
+
+    fn terminate(&self, state: &mut State, reason: &str) -> bool {
         let first = self.advance(Phase::Terminating);
         if first {
             reason.clone_into(&mut state.reason);
@@ -397,6 +410,7 @@ impl Live {
             Purpose::Lend => state.lent += 1,
             Purpose::Connection => state.connections += 1,
         }
+        state.begun += 1;
         if purpose != Purpose::Wait {
             self.wake(&mut state);
         }

@@ -105,12 +105,13 @@ struct Warm {
 // === impl Pools ===
 
 impl Pools {
-    /// One for each runtime that works here, all empty.
+    /// One for each runtime that is installed here, all empty. Of one that is broken, launches are tried
+    /// less and less often until one works.
     pub(crate) fn new(config: &Config, drivers: &[Arc<dyn Driver>], probes: &[Probe]) -> Self {
-        let usable = |(driver, probe): (&Arc<dyn Driver>, &Probe)| {
-            matches!(probe, Probe::Usable { .. }).then(|| Arc::clone(driver))
+        let installed = |(driver, probe): (&Arc<dyn Driver>, &Probe)| {
+            (!matches!(probe, Probe::Unusable { .. })).then(|| Arc::clone(driver))
         };
-        let drivers = drivers.iter().zip(probes).filter_map(usable);
+        let drivers = drivers.iter().zip(probes).filter_map(installed);
         let pool = |driver| Arc::new(Pool::new(Template::default(), driver, config));
         Self(match config.pool.is_off() || !config.host_template {
             true => Vec::new(),

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -141,10 +142,15 @@ impl Recorder {
     }
 
     fn note(&self, note: Note) {
-        if let Ok(place) = self.notes.items.try_reserve() {
-            self.notes.put(place, note);
-        } else if self.notes.now_stuck() {
-            tracing::warn!("events come faster than they can be written: some are dropped");
+        match self.notes.items.try_reserve() {
+            Ok(place) => self.notes.put(place, note),
+            Err(TrySendError::Full(())) => {
+                if self.notes.now_stuck() {
+                    tracing::warn!("events come faster than they can be written: some are dropped");
+                }
+            }
+            // The server has stopped, and its writer with it.
+            Err(TrySendError::Closed(())) => {}
         }
     }
 }

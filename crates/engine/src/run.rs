@@ -1,5 +1,6 @@
 //! Running a command: find or make the session, start, stream, tell how it ended. One call, closing is cancelling.
 
+mod foreground;
 mod input;
 mod outcome;
 mod start;
@@ -7,18 +8,21 @@ mod stream;
 
 pub use input::RunInput;
 
-pub(crate) use start::{SESSION_VARIABLE, TENANT_TRIES, exec, refused, shown};
+pub(crate) use foreground::Foreground;
+pub(crate) use start::{SESSION_VARIABLE, exec, refused, shown};
 
 use crate::guest::Call;
 use crate::live::Live;
 use crate::recorder::Transcriber;
 use crate::runs::Kept;
-use crate::sessions::{Owned, Shared};
+use crate::sessions::Shared;
 use bytes::Bytes;
+use foreground::RunNumber;
 use input::SharedInputs;
 use k8e_model::{Command, LimitEvents, Outcome, RuntimeKind, SessionId, SessionSpec};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// What to run, and where.
@@ -35,7 +39,8 @@ pub struct RunRequest {
 pub enum RunTarget {
     /// In exactly this session.
     Existing(SessionId),
-    /// In the tenant's active session, which is made when there is none.
+    /// In the session that an earlier call with this target made for the same principal, client kind and
+    /// tenant with the same options; it is made when there is none.
     Tenant(SessionSpec),
     /// In a session made for this run and destroyed after it.
     Fresh(SessionSpec),
@@ -72,8 +77,9 @@ pub struct Run {
     call: Option<Call>,
     inputs: Option<SharedInputs>,
     input: Option<RunInput>,
-    /// A session for this run alone: goes with it.
-    owned: Option<Owned>,
+    /// Of one whose caller waits for it.
+    foreground: Option<RunNumber>,
+    stop: watch::Receiver<bool>,
     started: Instant,
     timeout: Option<Duration>,
     output_bytes_max: Option<u64>,
@@ -148,7 +154,8 @@ impl Run {
             call: Some(call),
             inputs: Some(inputs),
             input: Some(input),
-            owned: None,
+            foreground: None,
+            stop: shared.stop_signal(),
             started: begun.started,
             timeout: begun.timeout,
             output_bytes_max: begun.output_bytes_max,

@@ -22,8 +22,9 @@ use crate::live::Live;
 use crate::recorder::now_ms;
 use crate::sessions::Shared;
 use crate::{Error, Sessions};
-use k8e_model::{BackgroundRun, BackgroundStatus, Principal, RunId, SessionId};
+use k8e_model::{BackgroundRun, BackgroundStatus, Principal, RunId, Session, SessionId};
 use k8e_wire::proto::{EndRun, request};
+use serde_json::json;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -220,5 +221,14 @@ impl Shared {
         if let Err(error) = self.store.finish_run(&run).await {
             tracing::warn!(run = %run.id, %error, "a run cannot be written down");
         }
+        if let Ok(Some(session)) = self.store.session(&run.session).await {
+            self.record_lost(&session, &run.id, &run.reason);
+        }
+    }
+
+    /// The `run_ended` of a background run whose end nobody saw.
+    fn record_lost(&self, session: &Session, run: &RunId, reason: &str) {
+        let detail = json!({ "status": "lost", "error": reason, "run_id": run.as_str() });
+        self.recorder.event(session, "run_ended", detail);
     }
 }

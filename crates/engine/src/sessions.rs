@@ -8,6 +8,8 @@ mod get;
 mod pause;
 mod recover;
 mod rest;
+mod reuse;
+mod runtimes;
 mod sub_agent;
 mod tenant;
 
@@ -25,16 +27,16 @@ use crate::live::Live;
 use crate::metrics;
 use crate::pool::{self, Pools};
 use crate::recorder::{Recorder, now_ms};
+use crate::run::Foreground;
 use crate::runs::Background;
 use crate::terminals::Terminals;
 use crate::{Config, Error};
 use k8e_driver::{Driver, Probe};
-use k8e_model::{
-    Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec, TenantId, UnixMillis,
-};
+use k8e_model::{Principal, RuntimeKind, SandboxId, Session, SessionId, UnixMillis};
 use k8e_store::Store;
+use reuse::Reusable;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedRwLockWriteGuard, RwLock, Semaphore, watch};
@@ -42,9 +44,6 @@ use tokio::time::{Instant, timeout};
 
 /// What shutdown waits for creations and destructions under way; recovery finishes what is left.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Unused tenant locks that are kept before they are cleared out.
-const TENANT_LOCKS_KEPT: usize = 64;
 
 /// The session service. Cheap to clone; the last clone's drop stops its background tasks.
 #[derive(Clone)]
@@ -62,6 +61,7 @@ pub(crate) struct Shared {
     /// What each driver said last, so that no creation waits for a probe.
     probes: Mutex<Vec<Probe>>,
     pub(crate) pools: Pools,
+    pub(crate) foreground: Foreground,
     pub(crate) background: Background,
     pub(crate) terminals: Terminals,
     pub(crate) approvals: Approvals,
@@ -90,14 +90,11 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct Index {
     sessions: HashMap<SessionId, Arc<Live>>,
-    /// Active ones of each owner's tenants, the newest last.
-    tenants: HashMap<TenantKey, Vec<Arc<Live>>>,
-    tenant_locks: HashMap<TenantKey, Weak<tokio::sync::Mutex<()>>>,
+    /// Those that runs may use again.
+    reusable: Reusable,
     /// When to look at a session; it may have been used since, then it is put back.
     deadlines: BTreeSet<(Instant, SessionId)>,
 }
-
-type TenantKey = (String, TenantId);
 
 struct StopOnDrop(Arc<Shared>);
 
@@ -117,6 +114,7 @@ impl Sessions {
             recorder: Recorder::start(store.clone()),
             keys: Keys::load(&store).await?,
             pools: Pools::new(&config, &drivers, &probes),
+            foreground: Foreground::default(),
             background: Background::default(),
             terminals: Terminals::default(),
             approvals: Approvals::default(),
@@ -142,6 +140,7 @@ impl Sessions {
         shared.resume_runs().await?;
         tokio::spawn(expire::expire(Arc::clone(&shared)));
         tokio::spawn(rest::rest(Arc::clone(&shared)));
+        tokio::spawn(runtimes::probe_again(Arc::clone(&shared)));
         pool::start(&shared);
         Ok(Self {
             _stop: Arc::new(StopOnDrop(Arc::clone(&shared))),
@@ -154,9 +153,12 @@ impl Sessions {
         &self.shared.config
     }
 
-    /// Stops background tasks and empties the pools; sandboxes of sessions stay alive and the next
-    /// start finds them again.
+    /// Ends runs whose callers wait for them, with their sessions where those were made for them, stops
+    /// background tasks and empties the pools; sandboxes of other sessions stay alive and the next start
+    /// finds them again.
     pub async fn shutdown(&self) {
+        // Before the signal: a run that sees it must find its end recorded.
+        self.shared.stop_foreground_runs();
         self.shared.stop.send_replace(true);
         // Kept: from now on nothing new begins.
         let closed = async {
@@ -223,61 +225,11 @@ impl Shared {
         self.index().sessions.get(id).cloned()
     }
 
-    /// The newest active session of the caller's tenant that is what `spec` asks for.
-    pub(crate) fn find_tenant(
-        &self,
-        who: &Principal,
-        tenant: &TenantId,
-        spec: &SessionSpec,
-    ) -> Option<Arc<Live>> {
-        let fits = |live: &&Arc<Live>| {
-            live.phase() == Phase::Active
-                && spec.id.as_ref().is_none_or(|id| *id == live.record.id)
-                // Somebody who asks for an isolation must not get a weaker one.
-                && spec.runtime.is_none_or(|runtime| runtime == live.record.runtime)
-                && spec.template == live.record.template
-                && (spec.secrets.is_empty() || spec.secrets == live.record.secrets)
-                && spec.egress.as_ref().is_none_or(|asked| live.egress().allows_same(asked))
-        };
-        let key = (who.name().to_owned(), tenant.clone());
-        self.index()
-            .tenants
-            .get(&key)?
-            .iter()
-            .rev()
-            .find(fits)
-            .cloned()
-    }
-
-    /// Held while a tenant's session is looked for and made, so that only one is.
-    pub(crate) fn tenant_lock(
-        &self,
-        who: &Principal,
-        tenant: &TenantId,
-    ) -> Arc<tokio::sync::Mutex<()>> {
-        let mut index = self.index();
-        if index.tenant_locks.len() > TENANT_LOCKS_KEPT {
-            index.tenant_locks.retain(|_, lock| lock.strong_count() > 0);
-        }
-        let held = index
-            .tenant_locks
-            .entry((who.name().to_owned(), tenant.clone()))
-            .or_default();
-        held.upgrade().unwrap_or_else(|| {
-            let lock = Arc::default();
-            *held = Arc::downgrade(&lock);
-            lock
-        })
-    }
-
-    /// Makes a session findable by its tenant, unless it is a sub-agent, gives it a deadline, and watches over its sandbox.
+    /// Lets runs find a session if they may, gives it a deadline, and watches over its sandbox.
     fn publish(self: &Arc<Self>, live: &Arc<Live>) {
         {
             let mut index = self.index();
-            let key = (live.record.owner.clone(), live.record.tenant.clone());
-            if live.parent().is_none() {
-                index.tenants.entry(key).or_default().push(Arc::clone(live));
-            }
+            index.offer(live);
             if let Some(at) = live.ends_at(Instant::now()) {
                 index.schedule(live, at);
             }
@@ -316,6 +268,11 @@ impl Shared {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// True at shutdown.
+    pub(crate) fn stop_signal(&self) -> watch::Receiver<bool> {
+        self.stop.subscribe()
+    }
+
     /// Resolves at shutdown.
     pub(crate) async fn stopped(&self) {
         // The sender is in self: it cannot be gone.
@@ -348,16 +305,10 @@ impl Index {
         }
     }
 
-    /// Nobody finds it by its tenant any more, and its time does not matter.
+    /// No run finds it any more, and its time does not matter.
     fn retire(&mut self, live: &Arc<Live>) {
         self.unschedule(live);
-        let key = (live.record.owner.clone(), live.record.tenant.clone());
-        if let Some(of_tenant) = self.tenants.get_mut(&key) {
-            of_tenant.retain(|other| !Arc::ptr_eq(other, live));
-            if of_tenant.is_empty() {
-                self.tenants.remove(&key);
-            }
-        }
+        self.withdraw(live);
     }
 }
 

@@ -115,6 +115,14 @@ impl Sandboxes for Service {
         Ok(Response::new(sessions::status(&self.sessions, &who)))
     }
 
+    async fn find_run_session(
+        &self,
+        request: Request<v1::CreateSessionRequest>,
+    ) -> Answer<v1::FindRunSessionResponse> {
+        let who = principal(&request)?;
+        sessions::find_run_session(&self.sessions, &who, request.into_inner()).map(Response::new)
+    }
+
     async fn create_session(
         &self,
         request: Request<v1::CreateSessionRequest>,

@@ -91,6 +91,7 @@ impl Class {
     pub(crate) fn of(path: &str) -> Self {
         let method = path.rsplit('/').next().unwrap_or_default();
         let looks = [
+            "Find",
             "Get",
             "List",
             "Read",
@@ -256,6 +257,7 @@ mod tests {
     fn what_is_not_known_to_look_is_a_write() {
         assert_eq!(Class::of("/k8e.v1.Sandboxes/GetSession"), Class::Read);
         assert_eq!(Class::of("/k8e.v1.Sandboxes/ListFiles"), Class::Read);
+        assert_eq!(Class::of("/k8e.v1.Sandboxes/FindRunSession"), Class::Read);
         assert_eq!(Class::of("/grpc.health.v1.Health/Check"), Class::Read);
         assert_eq!(Class::of("/k8e.v1.Sandboxes/Run"), Class::Write);
         let k8e = |method: &str| Class::of(&format!("/sandbox.v1.SandboxService/{method}"));

@@ -47,6 +47,7 @@ pub(crate) fn run(globals: &Globals, args: ServerArgs) -> ExitCode {
 
 fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
     process::check(GUEST)?;
+    let autostarted = args.detached;
     let mut config = args.config(globals)?;
     if config.egress.allowed == EgressPolicy::All {
         tracing::warn!(
@@ -54,7 +55,7 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
         );
     }
     let data_dir = DataDir::prepare(&globals.data_dir)?;
-    let lock = lock::take(&data_dir, &config.gateway.socket)?;
+    let lock = lock::take(&data_dir, &config.gateway.socket, autostarted)?;
     // Kept for as long as we live; the driver shares it with the launcher, which may live longer.
     let _lock = lock
         .try_clone()

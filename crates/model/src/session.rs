@@ -1,8 +1,8 @@
 //! A session: what was asked for, and what became of it.
 
 use crate::{
-    EgressPolicy, Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId, SecretRefs,
-    SessionId, SubAgent, Template, TenantId,
+    ClientKind, EgressPolicy, Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId,
+    SecretRefs, SessionId, SessionOrigin, SubAgent, Template, TenantId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,8 @@ pub struct SessionSpec {
     pub id: Option<SessionId>,
     /// The tenant that it is for; none is the principal's default.
     pub tenant: Option<TenantId>,
+    /// What kind of client asks.
+    pub client: ClientKind,
     /// None for the server's default.
     pub runtime: Option<RuntimeKind>,
     /// Where the root file system comes from.
@@ -43,6 +45,10 @@ pub struct Session {
     pub owner: String,
     /// Whose it is among the owner's own.
     pub tenant: TenantId,
+    /// What made it.
+    pub origin: SessionOrigin,
+    /// What kind of client asked for it.
+    pub client: ClientKind,
     /// Where it is in its life.
     pub phase: Phase,
     /// Why it ended, in words; empty before.

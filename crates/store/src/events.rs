@@ -4,7 +4,7 @@ use crate::{Store, StoreError};
 use k8e_model::{SandboxId, SessionId, UnixMillis};
 use serde_json::{Map, Value};
 use sqlx::Row as _;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Enough to see what an agent did in a day; a chatty session must not fill the disk.
 pub const EVENTS_KEPT_MAX: u64 = 1000;
@@ -91,6 +91,25 @@ impl Store {
             }
         }
         transaction.commit().await.map_err(failed())
+    }
+
+    /// How many foreground runs of each session that is not over began and have no end, as far as events
+    /// are kept.
+    pub async fn unended_foreground_runs(&self) -> Result<HashMap<SessionId, u64>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT session, SUM(CASE kind WHEN 'run_started' THEN 1 ELSE -1 END) AS unended \
+             FROM events JOIN sessions ON sessions.id = events.session \
+             WHERE sessions.phase <> 'ended' AND kind IN ('run_started', 'run_ended') \
+             AND json_extract(detail, '$.run_id') IS NULL GROUP BY session HAVING unended > 0",
+        )
+        .fetch_all(&self.shared.read)
+        .await
+        .map_err(self.sql("count runs without an end"))?;
+        let counted = rows.iter().filter_map(|row| {
+            let session: SessionId = row.try_get::<String, _>(0).ok()?.parse().ok()?;
+            Some((session, row.try_get::<i64, _>(1).ok()?.unsigned_abs()))
+        });
+        Ok(counted.collect())
     }
 
     /// Events after number `after`, at most `limit`; 0 is the default.

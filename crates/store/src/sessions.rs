@@ -14,8 +14,7 @@ use std::collections::HashSet;
 /// Rows of one listing: as many as a person or a script can use, few enough to hold.
 const LIST_MAX: i64 = 10_000;
 
-const COLUMNS: &str =
-    "id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec, egress";
+const COLUMNS: &str = "id, owner, tenant, origin, client, phase, reason, runtime, sandbox, created_at, last_used, spec, egress";
 
 /// Which sessions to list; none is any.
 #[derive(Clone, Debug, Default)]
@@ -299,8 +298,8 @@ impl Row<'_> {
     fn insert(&self) -> Query<'_, Sqlite, SqliteArguments> {
         let session = self.session;
         sqlx::query(
-            "INSERT INTO sessions (id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec, egress, parent) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+            "INSERT INTO sessions (id, owner, tenant, phase, reason, runtime, sandbox, created_at, last_used, spec, egress, parent, origin, client) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
         )
         .bind(session.id.as_str())
         .bind(&session.owner)
@@ -314,6 +313,8 @@ impl Row<'_> {
         .bind(&self.spec)
         .bind(&self.egress)
         .bind(session.sub_agent.as_ref().map(|sub| sub.parent.as_str()))
+        .bind(session.origin.as_str())
+        .bind(session.client.as_str())
     }
 }
 
@@ -340,6 +341,8 @@ fn read(row: &SqliteRow) -> Result<Session, StoreError> {
         id: id.parse().map_err(|e| bad(&e))?,
         owner: text("owner")?,
         tenant: text("tenant")?.parse().map_err(|e| bad(&e))?,
+        origin: text("origin")?.parse().map_err(|e| bad(&e))?,
+        client: text("client")?.parse().map_err(|e| bad(&e))?,
         phase: text("phase")?.parse().map_err(|e| bad(&e))?,
         reason: text("reason")?,
         runtime: text("runtime")?.parse().map_err(|e| bad(&e))?,

@@ -10,7 +10,7 @@ mod identity;
 
 use k8e_model::{
     BackgroundRun, BackgroundStatus, Code, EgressPolicy, LimitKind, Phase, RuntimeKind, SandboxId,
-    Session, SessionId, SessionSpec, TerminalId,
+    Session, SessionId, SessionOrigin, SessionSpec, TerminalId,
 };
 use k8e_store::{
     EVENTS_KEPT_MAX, NewEvent, PAGE_BYTES_MAX, SessionQuery, Store, StoreError,
@@ -39,6 +39,8 @@ fn session(text: &str) -> Session {
         id: id(text),
         owner: "local".to_owned(),
         tenant: spec.tenant.unwrap_or_default(),
+        origin: SessionOrigin::Create,
+        client: spec.client,
         phase: Phase::Creating,
         reason: String::new(),
         runtime: RuntimeKind::Native,
@@ -145,6 +147,77 @@ async fn a_session_of_an_older_server_reaches_nothing() {
         ..session("s")
     };
     assert_eq!(kept, want);
+}
+
+#[tokio::test]
+async fn what_made_a_session_of_an_older_server_is_not_taken_for_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let made_by_run = Session {
+        origin: SessionOrigin::Run,
+        client: "cli".parse().unwrap(),
+        ..session("s")
+    };
+    {
+        let store = open(&dir).await;
+        store.insert_session(&made_by_run).await.unwrap();
+        let kept = store.session(&id("s")).await.unwrap().unwrap();
+        assert_eq!(kept, made_by_run);
+        store.close().await;
+    }
+    let pool = database(&dir).await;
+    for undo in [
+        "ALTER TABLE sessions DROP COLUMN origin",
+        "ALTER TABLE sessions DROP COLUMN client",
+        "DELETE FROM _sqlx_migrations WHERE version = 9",
+    ] {
+        sqlx::query(undo).execute(&pool).await.unwrap();
+    }
+    pool.close().await;
+    let kept = open(&dir).await.session(&id("s")).await.unwrap().unwrap();
+    assert_eq!(kept, session("s"));
+}
+
+#[tokio::test]
+async fn foreground_runs_without_an_end_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    for name in ["a", "b", "c"] {
+        store.insert_session(&session(name)).await.unwrap();
+    }
+    let event = |name: &str, kind, background: bool| {
+        let mut detail = serde_json::Map::new();
+        if background {
+            detail.insert("run_id".to_owned(), "run-x".into());
+        }
+        NewEvent {
+            session: id(name),
+            sandbox: sandbox(name),
+            at: 1,
+            kind,
+            detail,
+        }
+    };
+    let (started, ended) = ("run_started", "run_ended");
+    let events = [
+        event("a", started, false),
+        event("a", started, false),
+        event("a", started, true),
+        event("a", ended, false),
+        event("a", "paused", false),
+        event("b", started, false),
+        event("b", ended, false),
+        event("b", started, true),
+        // Its start is no longer kept.
+        event("c", ended, false),
+    ];
+    store.append_events(&events).await.unwrap();
+    let counted = store.unended_foreground_runs().await.unwrap();
+    assert_eq!(counted, [(id("a"), 1)].into());
+    store
+        .set_phase(&id("a"), Phase::Ended, "", 2)
+        .await
+        .unwrap();
+    assert!(store.unended_foreground_runs().await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ pub fn session_spec(
     Ok(SessionSpec {
         id: parse_unless_empty(&wire.session_id)?,
         tenant: parse_unless_empty(&wire.tenant)?,
+        client: parse_unless_empty(&wire.client)?.unwrap_or_default(),
         runtime: parse_unless_empty(&wire.runtime)?,
         template: wire.template.parse::<Template>()?,
         env: super::env(wire.env)?,
@@ -97,6 +98,8 @@ pub fn session(session: &Session) -> v1::Session {
         parent_session_id: parent,
         agent_type: kind,
         cwd,
+        origin: session.origin.as_str().to_owned(),
+        client: session.client.to_string(),
         secret_env_vars: session
             .secrets
             .iter()
@@ -173,7 +176,8 @@ mod tests {
         );
 
         type Break = fn(&mut v1::CreateSessionRequest);
-        let broken: [Break; 8] = [
+        let broken: [Break; 9] = [
+            |r| r.client = "No Word".into(),
             |r| r.session_id = "../x".into(),
             |r| r.tenant = "A".into(),
             |r| r.runtime = "docker".into(),

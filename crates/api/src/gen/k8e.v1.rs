@@ -88,6 +88,10 @@ pub struct CreateSessionRequest {
     /// Secrets of the caller's that every command in it gets, as they are when it starts.
     #[prost(message, repeated, tag = "11")]
     pub secret_refs: ::prost::alloc::vec::Vec<SecretRef>,
+    /// The kind of client that asks: a word of a-z, 0-9 and -, as `cli`; empty is `api`. Sessions that runs
+    /// make are used again by runs of the same kind only. Not a permission.
+    #[prost(string, tag = "12")]
+    pub client: ::prost::alloc::string::String,
 }
 /// K8E's.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -159,6 +163,11 @@ pub struct Session {
     pub agent_type: ::prost::alloc::string::String,
     #[prost(string, tag = "23")]
     pub cwd: ::prost::alloc::string::String,
+    /// What made it: create, run, fresh_run, sub_agent; and the kind of client that asked.
+    #[prost(string, tag = "24")]
+    pub origin: ::prost::alloc::string::String,
+    #[prost(string, tag = "25")]
+    pub client: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetSessionRequest {
@@ -260,6 +269,12 @@ pub struct EgressFlow {
     #[prost(uint64, tag = "9")]
     pub count: u64,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindRunSessionResponse {
+    /// Empty when a run would make one.
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RunRequest {
     #[prost(oneof = "run_request::Message", tags = "1, 2, 3, 4")]
@@ -281,7 +296,8 @@ pub mod run_request {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RunStart {
-    /// Exactly this session; else the tenant's own one is used again or made from `create`.
+    /// Exactly this session; else the one is used again that such a run made with the options in `create`,
+    /// or it is made.
     #[prost(string, tag = "1")]
     pub session_id: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
@@ -477,7 +493,7 @@ pub mod watch_run_response {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateTerminalRequest {
-    /// Exactly this session; else the tenant's own one is used again or made from `create`.
+    /// As in RunStart.
     #[prost(string, tag = "1")]
     pub session_id: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
@@ -1353,7 +1369,9 @@ pub mod sandboxes_client {
             self.inner.server_streaming(req, path, codec).await
         }
         /// Run a command or code. The first message says what, later ones carry standard input.
-        /// With no session named, the tenant's session is used again, or made.
+        /// With no session named, the one is used again that an earlier such call made for the same principal,
+        /// client kind and tenant with the same options; else it is made. Sessions of CreateSession and
+        /// CreateSubAgent are used only by name.
         /// Ending the call ends the command and everything it started.
         pub async fn run(
             &mut self,
@@ -1375,6 +1393,31 @@ pub mod sandboxes_client {
             let mut req = request.into_streaming_request();
             req.extensions_mut().insert(GrpcMethod::new("k8e.v1.Sandboxes", "Run"));
             self.inner.streaming(req, path, codec).await
+        }
+        /// The session that a run with no session named and these options would use. Makes none.
+        pub async fn find_run_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindRunSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/FindRunSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "FindRunSession"));
+            self.inner.unary(req, path, codec).await
         }
         /// The same in the background: returns when it started, and ending the call does not end it.
         /// Takes no standard input and no `fresh`; a timeout of 0 is none.
@@ -2096,12 +2139,22 @@ pub mod sandboxes_server {
             + std::marker::Send
             + 'static;
         /// Run a command or code. The first message says what, later ones carry standard input.
-        /// With no session named, the tenant's session is used again, or made.
+        /// With no session named, the one is used again that an earlier such call made for the same principal,
+        /// client kind and tenant with the same options; else it is made. Sessions of CreateSession and
+        /// CreateSubAgent are used only by name.
         /// Ending the call ends the command and everything it started.
         async fn run(
             &self,
             request: tonic::Request<tonic::Streaming<super::RunRequest>>,
         ) -> std::result::Result<tonic::Response<Self::RunStream>, tonic::Status>;
+        /// The session that a run with no session named and these options would use. Makes none.
+        async fn find_run_session(
+            &self,
+            request: tonic::Request<super::CreateSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindRunSessionResponse>,
+            tonic::Status,
+        >;
         /// The same in the background: returns when it started, and ending the call does not end it.
         /// Takes no standard input and no `fresh`; a timeout of 0 is none.
         async fn start_run(
@@ -2868,6 +2921,51 @@ pub mod sandboxes_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/FindRunSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct FindRunSessionSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::CreateSessionRequest>
+                    for FindRunSessionSvc<T> {
+                        type Response = super::FindRunSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::find_run_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FindRunSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -18,8 +18,10 @@ use tokio::io::AsyncReadExt as _;
 pub(super) const LONG_ABOUT: &str = "\
 Run code, or a shell command, in a sandbox.
 
-Without --session-id the tenant's session is used again, or made: files and installed packages stay
-from one run to the next. The exit code is the command's own, also in JSON.";
+Without --session-id, a run uses again the session that an earlier such run of yours made for the same
+tenant with the same flags of a new session: files and installed packages stay. With other flags, or
+when that session has ended, it makes one, and says \"session_created\":true. Sessions of `create` and
+of other programs are used only by name. The exit code is the command's own, also in JSON.";
 
 /// Arguments of `k8e sandbox run`.
 #[derive(Args, Debug)]
@@ -36,10 +38,12 @@ Examples:
   k8e sandbox run 'gh auth status' --secret GH_TOKEN=github:token
 
 Output:
-  {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"status\":\"completed\",…}
+  {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"session_created\":true,
+   \"status\":\"completed\",…}
+  session_created is true when the session was made for this run: its files are new.
   status is completed, timed_out or oom_killed; limits_hit names the limits that were reached.
-  With --background: {\"run_id\":\"run-…\",\"status\":\"started\",\"session_id\":\"sess-…\"}; go on with
-  `poll`, `runs` and `cancel`.
+  With --background: {\"run_id\":\"run-…\",\"status\":\"started\",\"session_id\":\"sess-…\",
+  \"session_created\":true}; go on with `poll`, `runs` and `cancel`.
 
 ", hosts::help!()))]
 pub struct RunArgs {
@@ -145,6 +149,7 @@ struct StartedJson {
     run_id: String,
     status: &'static str,
     session_id: String,
+    session_created: bool,
 }
 
 pub(crate) async fn start(request: Request, mut client: Client) -> Result<u8, Failure> {
@@ -153,6 +158,7 @@ pub(crate) async fn start(request: Request, mut client: Client) -> Result<u8, Fa
         run_id: run.run_id,
         status: "started",
         session_id: run.session_id,
+        session_created: run.session_created,
     })
     .map(|()| 0)
 }

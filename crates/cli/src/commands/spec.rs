@@ -6,6 +6,9 @@ use crate::units::{self, Span};
 use clap::Args;
 use k8e_api::v1;
 
+/// What this client calls itself: it uses again only sessions that runs of the same kind made.
+pub(super) const CLIENT_KIND: &str = "cli";
+
 /// Flags of a new session.
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "New session")]
@@ -85,6 +88,7 @@ impl SpecArgs {
             idle_timeout_s: self.idle_timeout.map_or(0, Span::wire_seconds),
             allowed_hosts: self.allowed_hosts,
             secret_refs: self.secret.into_iter().map(secret_ref).collect(),
+            client: CLIENT_KIND.to_owned(),
         })
     }
 }

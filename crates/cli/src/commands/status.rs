@@ -1,5 +1,6 @@
 //! `k8e sandbox status`.
 
+use super::spec::CLIENT_KIND;
 use crate::failure::Failure;
 use crate::output;
 use crate::render::LimitsJson;
@@ -11,7 +12,8 @@ use serde::Serialize;
 /// Arguments of `k8e sandbox status`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Exits with 2, and says \"available\":false, when no server can be reached.
+session_id is the session that `run` without flags for a new session would use; empty when it would
+make one. Exits with 2, and says \"available\":false, when no server can be reached.
 
 Example:
   k8e sandbox status | jq '.runtimes[] | select(.usable)'")]
@@ -24,7 +26,7 @@ pub struct StatusArgs {
 #[derive(Serialize)]
 struct StatusJson {
     available: bool,
-    /// The session that `run` would use; empty when it would make one.
+    /// The session that `run` with no flags of a new session would use; empty when it would make one.
     session_id: String,
     tenant_id: String,
     /// The tenants that the caller may make sessions for; `*` is any.
@@ -74,11 +76,12 @@ async fn available(args: StatusArgs, mut client: Client) -> Result<u8, Failure> 
         .into_inner();
     let tenant = args.tenant.filter(|tenant| !tenant.is_empty());
     let tenant = tenant.unwrap_or(status.default_tenant);
-    let mine = v1::ListSessionsRequest {
-        phase: String::new(),
+    let run = v1::CreateSessionRequest {
         tenant: tenant.clone(),
+        client: CLIENT_KIND.to_owned(),
+        ..Default::default()
     };
-    let sessions = client.list_sessions(mine).await?.into_inner().sessions;
+    let found = client.find_run_session(run).await?.into_inner();
     let runtime = |r: v1::Runtime| RuntimeJson {
         name: r.name,
         usable: r.usable,
@@ -86,11 +89,7 @@ async fn available(args: StatusArgs, mut client: Client) -> Result<u8, Failure> 
     };
     let json = StatusJson {
         available: true,
-        session_id: sessions
-            .into_iter()
-            .next()
-            .map(|s| s.session_id)
-            .unwrap_or_default(),
+        session_id: found.session_id,
         tenant_id: tenant,
         tenants: status.tenants,
         version: status.version,

@@ -131,6 +131,8 @@ struct RunJson {
     stderr_base64: Option<String>,
     exit_code: i32,
     session_id: String,
+    /// Whether it was made for this run: its files are new.
+    session_created: bool,
     status: String,
     duration_ms: u64,
     truncated: bool,
@@ -213,6 +215,7 @@ impl RunJson {
             stderr_base64: stderr.base64,
             exit_code: exited.exit_code,
             session_id: started.session_id.clone(),
+            session_created: started.session_created,
             status: exited.status,
             duration_ms: exited.duration_us / 1000,
             truncated: exited.stdout_truncated || exited.stderr_truncated,
@@ -261,6 +264,7 @@ mod tests {
         };
         let started = v1::RunStarted {
             session_id: "sess-a".into(),
+            session_created: true,
             runtime: "native".into(),
             ..Default::default()
         };
@@ -273,7 +277,7 @@ mod tests {
         };
         let json = serde_json::to_string(&RunJson::new(kept, &started, exited, Some("bash")));
         let want = "{\"stdout\":\"hi\\n\",\"stderr\":\"\u{fffd}\",\"stderr_base64\":\"/w==\",\"exit_code\":3,\
-                    \"session_id\":\"sess-a\",\"status\":\"completed\",\"duration_ms\":1,\"truncated\":true,\
+                    \"session_id\":\"sess-a\",\"session_created\":true,\"status\":\"completed\",\"duration_ms\":1,\"truncated\":true,\
                     \"language\":\"bash\",\"runtime\":\"native\"}";
         assert_eq!(json.unwrap(), want);
     }

@@ -113,7 +113,7 @@ fn verdict(kind: RuntimeKind, what: &str, tried: Result<Probe, DriverError>) -> 
         Ok(Probe::Usable { weaker }) => {
             ok(kind, format!("{what}: made a sandbox")).but(Verdict::Weaker, weaker.join("; "))
         }
-        Ok(Probe::Unusable { reason }) => missing(kind, &reason),
+        Ok(Probe::Broken { reason } | Probe::Unusable { reason }) => missing(kind, &reason),
         Err(error) => missing(kind, &shown(&error)),
     }
 }

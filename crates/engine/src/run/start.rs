@@ -8,19 +8,16 @@ use super::{Begun, Run, RunRequest, RunTarget};
 use crate::guest::{Call, clean};
 use crate::live::{Live, Purpose, Use};
 use crate::metrics::{self, RunEnd};
-use crate::sessions::{Owned, tenant_of};
+use crate::sessions::Owned;
 use crate::{Error, Sessions, secrets};
 use bytes::Bytes;
-use k8e_model::{Command, Principal, Program, SecretValue, Session, SessionSpec, WORKSPACE};
+use k8e_model::{Command, Principal, Program, SecretValue, Session, SessionOrigin, WORKSPACE};
 use k8e_store::Store;
 use k8e_wire::proto::{self, EnvVar, exec, reply, request};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::time::Instant;
-
-/// How often a tenant's session is looked for when the one found turns out to be dead.
-pub(crate) const TENANT_TRIES: usize = 3;
 
 /// What every command of a sub-agent has in its environment: its session, by which its processes are
 /// found, and its parent's.
@@ -49,50 +46,18 @@ impl Sessions {
                 let live = self.live(who, &id).await?;
                 self.start_run(live, None, false, request.command).await
             }
-            RunTarget::Tenant(spec) => self.run_tenant(who, spec, request.command).await,
+            RunTarget::Tenant(spec) => {
+                let start =
+                    |live, created| self.start_run(live, None, created, request.command.clone());
+                let started = self.start_in_run_session(who, &spec, start).await;
+                started.map(|(run, _)| run)
+            }
             RunTarget::Fresh(spec) => {
-                let owned = self.make(who, spec).await?;
+                let owned = self.make(who, spec, SessionOrigin::FreshRun).await?;
                 self.start_run(Arc::clone(owned.live()), Some(owned), true, request.command)
                     .await
             }
         }
-    }
-
-    async fn run_tenant(
-        &self,
-        who: &Principal,
-        spec: SessionSpec,
-        command: Command,
-    ) -> Result<Run, Error> {
-        for _ in 1..TENANT_TRIES {
-            let (live, created) = self.tenant_session(who, &spec).await?;
-            match self.start_run(live, None, created, command.clone()).await {
-                // Found dead: there will be a new one.
-                Err(Error::SessionEnded { .. }) if !created => {}
-                started => return started,
-            }
-        }
-        let (live, created) = self.tenant_session(who, &spec).await?;
-        self.start_run(live, None, created, command).await
-    }
-
-    /// The tenant's session, and whether it was made just now. Of many callers at once, one makes it.
-    pub(crate) async fn tenant_session(
-        &self,
-        who: &Principal,
-        spec: &SessionSpec,
-    ) -> Result<(Arc<Live>, bool), Error> {
-        let tenant = tenant_of(who, spec.tenant.as_ref())?;
-        if let Some(live) = self.shared.find_tenant(who, tenant, spec) {
-            return Ok((live, false));
-        }
-        let lock = self.shared.tenant_lock(who, tenant);
-        let _making = lock.lock().await;
-        if let Some(live) = self.shared.find_tenant(who, tenant, spec) {
-            return Ok((live, false));
-        }
-        let owned = self.make(who, spec.clone()).await?;
-        Ok((owned.keep(), true))
     }
 
     // No SQL on this path: it is what exec latency is made of.
@@ -125,6 +90,8 @@ impl Sessions {
                 return Err(if created { error } else { live.gone() });
             }
         };
+        // From here on it ends with a `run_ended`.
+        let number = shared.foreground.add(Arc::clone(&live), owned)?;
         metrics::run_started(live.record.runtime, started.elapsed());
         shared.recorder.event(
             &live.record,
@@ -142,7 +109,7 @@ impl Sessions {
         };
         let mut run = Run::new(shared, live, begun);
         run.session_created = created;
-        run.owned = owned;
+        run.foreground = Some(number);
         Ok(run)
     }
 }

@@ -33,6 +33,7 @@ enum Turn {
     HungUp,
     Broken(String),
     SessionGone,
+    Stopping,
     Silent,
 }
 
@@ -104,6 +105,7 @@ impl Run {
     /// One that is paused is silent, and gets the grace anew when it is resumed.
     async fn wait(&mut self) -> Turn {
         let waiting = *self.waiting_since.get_or_insert_with(Instant::now);
+        let foreground = self.foreground.is_some();
         let Some(call) = self.call.as_mut() else {
             return Turn::HungUp;
         };
@@ -125,6 +127,7 @@ impl Run {
                     Err(e) if hung_up(&e) => Turn::HungUp,
                     Err(e) => Turn::Broken(e.to_string()),
                 },
+                () = stopped(&mut self.stop, foreground) => Turn::Stopping,
                 () = reached(give_up) => Turn::Silent,
             };
         }
@@ -147,6 +150,7 @@ impl Run {
             ),
             Turn::Broken(what) => misbehaved(&self.session_id, what),
             Turn::SessionGone => self.live.gone(),
+            Turn::Stopping => Error::Stopping,
             Turn::Silent => self.unresponsive("it did not end a command whose time was over"),
             Turn::HungUp => {
                 self.stage = Stage::HungUp(Instant::now() + DEATH_NEWS_TIMEOUT);
@@ -254,9 +258,22 @@ impl Run {
         error
     }
 
-    /// Records the end, closes the connection, lets go of the session, and of one for this run alone for good.
-    fn over(&mut self, end: RunEnd, mut detail: Value) {
+    /// Records the end, unless the server's stop has, closes the connection, lets go of the session, and of
+    /// one for this run alone for good.
+    fn over(&mut self, end: RunEnd, detail: Value) {
         self.stage = Stage::Over;
+        let under_way = self
+            .foreground
+            .map(|number| self.shared.foreground.remove(number));
+        if !matches!(under_way, Some(None)) {
+            self.record_end(end, detail);
+        }
+        self.inputs = None;
+        self.call = None;
+        drop(under_way);
+    }
+
+    fn record_end(&mut self, end: RunEnd, mut detail: Value) {
         metrics::run_ended(self.runtime, end);
         let (recorder, record) = (&self.shared.recorder, &self.live.record);
         let lost_bytes = self.transcriber.finish(recorder, &record.sandbox);
@@ -267,9 +284,6 @@ impl Run {
             detail["run_id"] = json!(kept.id().as_str());
         }
         recorder.event(record, "run_ended", detail);
-        self.inputs = None;
-        self.call = None;
-        self.owned = None;
     }
 }
 
@@ -290,6 +304,15 @@ async fn changed(phases: &mut watch::Receiver<Phase>, paused: bool) -> bool {
         .wait_for(news)
         .await
         .map_or(true, |phase| phase.is_ending())
+}
+
+/// Resolves when the server stops; never for a run that outlives it.
+async fn stopped(stop: &mut watch::Receiver<bool>, foreground: bool) {
+    // A closed channel means that the server is gone.
+    match foreground {
+        true => drop(stop.wait_for(|stop| *stop).await),
+        false => std::future::pending().await,
+    }
 }
 
 /// Resolves at the given time, or never.

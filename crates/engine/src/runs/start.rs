@@ -10,7 +10,7 @@ use crate::guest::Call;
 use crate::live::{Live, Purpose, Use};
 use crate::metrics::{self, RunEnd};
 use crate::recorder::now_ms;
-use crate::run::{Begun, Run, TENANT_TRIES, exec, refused, shown};
+use crate::run::{Begun, Run, exec, refused, shown};
 use crate::sessions::Shared;
 use crate::{Error, RunRequest, RunTarget, Sessions, secrets};
 use k8e_model::{
@@ -72,16 +72,9 @@ impl Sessions {
                 return Err(Error::Invalid(what.to_owned()));
             }
         };
-        for _ in 1..TENANT_TRIES {
-            let (live, created) = self.tenant_session(who, &spec).await?;
-            match self.begin_background(live, created, &command).await {
-                // Found dead: there will be a new one.
-                Err(Error::SessionEnded { .. }) if !created => {}
-                started => return started,
-            }
-        }
-        let (live, created) = self.tenant_session(who, &spec).await?;
-        self.begin_background(live, created, &command).await
+        let start = |live, created| self.begin_background(live, created, &command);
+        let started = self.start_in_run_session(who, &spec, start).await;
+        started.map(|(started, _)| started)
     }
 
     /// Once the guest has the command it goes on, also when this is dropped: its keeper is another
@@ -239,6 +232,9 @@ async fn resume(shared: Arc<Shared>, kept: Arc<Kept>, used: Use) {
             let run = Run::new(&shared, live, begun).in_background(&kept, false);
             keep(shared, kept, run).await;
         }
-        Err(error) => shared.fail_run(&kept, &error).await,
+        Err(error) => {
+            shared.record_lost(&live.record, &record.id, &error.to_string());
+            shared.fail_run(&kept, &error).await;
+        }
     }
 }

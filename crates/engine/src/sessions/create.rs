@@ -15,9 +15,9 @@ use crate::metrics::{self, Start};
 use crate::pool::Claim;
 use crate::recorder::now_ms;
 use crate::{Error, SessionView};
-use k8e_driver::{Driver, Probe, Sandbox, SandboxSpec};
+use k8e_driver::{Driver, Sandbox, SandboxSpec};
 use k8e_model::{
-    Limits, Phase, Principal, RuntimeKind, SandboxId, Session, SessionId, SessionSpec, Template,
+    Limits, Phase, Principal, SandboxId, Session, SessionId, SessionOrigin, SessionSpec, Template,
     TenantId,
 };
 use k8e_store::StoreError;
@@ -34,7 +34,7 @@ pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where a session's sandbox comes from.
-enum Origin {
+enum Source {
     /// It is there.
     Warm(Claim),
     /// It must be made.
@@ -56,32 +56,43 @@ impl Sessions {
     /// with a warm sandbox: admit → record as active.
     /// Guarantees: on failure, or when the returned future is dropped, no sandbox and no live session are left.
     pub async fn create(&self, who: &Principal, spec: SessionSpec) -> Result<SessionView, Error> {
-        let live = self.make(who, spec).await?.keep();
+        let made = self.make(who, spec, SessionOrigin::Create).await?;
+        let live = made.keep();
         Ok(self.view(&live))
     }
 
     /// Makes a session that is destroyed again unless it is kept.
-    pub(crate) async fn make(&self, who: &Principal, spec: SessionSpec) -> Result<Owned, Error> {
+    pub(crate) async fn make(
+        &self,
+        who: &Principal,
+        spec: SessionSpec,
+        origin: SessionOrigin,
+    ) -> Result<Owned, Error> {
         let named = spec.id.as_ref().map(SessionId::as_str).unwrap_or_default();
         let mut audit = self.audited(who, "session.create", named);
-        let made = self.make_unaudited(who, spec).await;
+        let made = self.make_unaudited(who, spec, origin).await;
         if let Ok(owned) = &made {
             audit.about(owned.live().record.id.as_str());
         }
         audit.end(made)
     }
 
-    async fn make_unaudited(&self, who: &Principal, spec: SessionSpec) -> Result<Owned, Error> {
+    async fn make_unaudited(
+        &self,
+        who: &Principal,
+        spec: SessionSpec,
+        origin: SessionOrigin,
+    ) -> Result<Owned, Error> {
         let since = Instant::now();
         let Ok(work) = Arc::clone(&self.shared.work).try_read_owned() else {
             return Err(Error::Stopping);
         };
-        let admitted = self.shared.admit(who, spec);
-        let (owned, origin) = admitted.map_err(metrics::refused)?;
+        let admitted = self.shared.admit(who, spec, origin);
+        let (owned, source) = admitted.map_err(metrics::refused)?;
         let (done, made) = oneshot::channel();
         self.shared.runtime.spawn(async move {
             // Nobody there to take it: it comes back, is dropped, and so destroyed.
-            done.send(build(owned, origin, work, since).await).ok();
+            done.send(build(owned, source, work, since).await).ok();
         });
         made.await.unwrap_or(Err(Error::Stopping))
     }
@@ -95,7 +106,8 @@ impl Shared {
         self: &Arc<Self>,
         who: &Principal,
         spec: SessionSpec,
-    ) -> Result<(Owned, Origin), Error> {
+        origin: SessionOrigin,
+    ) -> Result<(Owned, Source), Error> {
         let tenant = tenant_of(who, spec.tenant.as_ref())?.clone();
         self.check_template(&spec.template)?;
         let driver = self.choose(spec.runtime)?;
@@ -111,6 +123,8 @@ impl Shared {
             id,
             owner: who.name().to_owned(),
             tenant,
+            origin,
+            client: spec.client,
             phase: Phase::Creating,
             reason: String::new(),
             runtime: driver.kind(),
@@ -145,14 +159,14 @@ impl Shared {
             .sessions
             .insert(live.record.id.clone(), Arc::clone(&live));
         drop(index);
-        let origin = match claimed {
+        let source = match claimed {
             Some(claimed) => {
                 live.set_warm_sandbox(claimed.sandbox, claimed.gate);
-                Origin::Warm(claimed.claim)
+                Source::Warm(claimed.claim)
             }
-            None => Origin::Cold(driver),
+            None => Source::Cold(driver),
         };
-        Ok((Owned::new(self, live), origin))
+        Ok((Owned::new(self, live), source))
     }
 
     /// Whether there is room for a session of that name, owner and tenant.
@@ -194,45 +208,11 @@ impl Shared {
             Template::Host => Ok(()),
         }
     }
-
-    /// The driver that was asked for, or the first that works here.
-    fn choose(&self, asked: Option<RuntimeKind>) -> Result<Arc<dyn Driver>, Error> {
-        let probes = self.probes();
-        let mut candidates = self.drivers.iter().zip(probes.iter());
-        let Some(kind) = asked else {
-            let usable = candidates.find(|(_, probe)| matches!(probe, Probe::Usable { .. }));
-            return usable
-                .map(|(driver, _)| Arc::clone(driver))
-                .ok_or_else(no_runtime);
-        };
-        match candidates.find(|(driver, _)| driver.kind() == kind) {
-            Some((driver, Probe::Usable { .. })) => Ok(Arc::clone(driver)),
-            Some((_, Probe::Unusable { reason })) => Err(Error::Runtime(format!(
-                "runtime {kind} does not work on this machine: {reason}"
-            ))),
-            None => {
-                let usable = |(_, probe): &(_, &Probe)| matches!(probe, Probe::Usable { .. });
-                let candidates = self.drivers.iter().zip(probes.iter()).filter(usable);
-                let there: Vec<_> = candidates
-                    .map(|(driver, _)| driver.kind().as_str())
-                    .collect();
-                let what_to_do = match there.as_slice() {
-                    [] => {
-                        "and no other works on this machine, as `k8e check-config` shows".to_owned()
-                    }
-                    there => format!("choose one of: {}", there.join(", ")),
-                };
-                Err(Error::Runtime(format!(
-                    "runtime {kind} is not available in this version of k8e: {what_to_do}"
-                )))
-            }
-        }
-    }
 }
 
-// === impl Origin ===
+// === impl Source ===
 
-impl Origin {
+impl Source {
     fn start(&self) -> Start {
         match self {
             Self::Warm(_) => Start::Warm,
@@ -279,13 +259,6 @@ impl Drop for Owned {
     }
 }
 
-/// Nothing here can make a sandbox.
-pub(super) fn no_runtime() -> Error {
-    Error::Runtime(
-        "no runtime works on this machine: `k8e check-config` says what each one lacks".to_owned(),
-    )
-}
-
 /// Whether a session asks for no more than it may.
 fn check_ceiling(asked: &Limits, max: &Limits) -> Result<(), Error> {
     let below = |noun: &str, unit: &str, asked: u64, max: u64| {
@@ -306,16 +279,16 @@ fn check_ceiling(asked: &Limits, max: &Limits) -> Result<(), Error> {
 /// Does the work; on failure takes everything back and records why.
 async fn build(
     owned: Owned,
-    origin: Origin,
+    source: Source,
     work: OwnedRwLockReadGuard<()>,
     since: Instant,
 ) -> Result<Owned, Error> {
     let shared = Arc::clone(&owned.shared);
     let live = owned.live();
-    let start = origin.start();
-    let built = match origin {
-        Origin::Warm(claim) => warm(&shared, live, claim).await,
-        Origin::Cold(driver) => cold(&shared, live, driver).await,
+    let start = source.start();
+    let built = match source {
+        Source::Warm(claim) => warm(&shared, live, claim).await,
+        Source::Cold(driver) => cold(&shared, live, driver).await,
     };
     if let Err(taken @ Error::SessionExists(_)) = built {
         let live = owned.keep();

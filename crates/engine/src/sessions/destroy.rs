@@ -45,14 +45,37 @@ impl Sessions {
 impl Shared {
     /// Begins the end of a session, once; the rest happens by itself and [`Live::ended`] waits for it.
     pub(crate) fn end(self: &Arc<Self>, live: &Arc<Live>, event: &'static str, reason: &str) {
-        if !live.begin_end(reason) {
-            return;
+        if live.begin_end(reason) {
+            self.end_begun(live, event, reason);
         }
+    }
+
+    /// The same of a session in which nothing has been started but one call that failed.
+    pub(crate) fn end_unused(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        event: &'static str,
+        reason: &str,
+    ) {
+        if live.begin_end_unused(reason) {
+            self.end_begun(live, event, reason);
+        }
+    }
+
+    fn end_begun(self: &Arc<Self>, live: &Arc<Live>, event: &'static str, reason: &str) {
         metrics::ended(live.record.runtime, event);
         self.index().retire(live);
+        // While the server stops nothing new begins: recovery ends what is recorded as not over. What began
+        // before, it waits for.
+        let Ok(work) = Arc::clone(&self.work).try_read_owned() else {
+            live.finish_end(Some("the server is stopping".to_owned()));
+            return;
+        };
         let (shared, live, reason) = (Arc::clone(self), Arc::clone(live), reason.to_owned());
-        self.runtime
-            .spawn(async move { shared.finish_end(&live, event, reason).await });
+        self.runtime.spawn(async move {
+            let _work = work;
+            shared.finish_end(&live, event, reason).await;
+        });
     }
 
     /// Ends a session because of its sandbox: of a sub-agent that is its parent's, who ends with it.
@@ -74,11 +97,6 @@ impl Shared {
         event: &'static str,
         mut reason: String,
     ) {
-        // While the server stops nothing new begins: recovery ends what is recorded as not over.
-        let Ok(_work) = Arc::clone(&self.work).try_read_owned() else {
-            live.finish_end(Some("the server is stopping".to_owned()));
-            return;
-        };
         let id = &live.record.id;
         self.record_phase(id, Phase::Terminating, &reason).await;
         self.forget_exposures(live).await;

@@ -98,7 +98,7 @@ impl FlowStream {
 impl Shared {
     async fn change_egress(
         &self,
-        live: &Live,
+        live: &Arc<Live>,
         policy: EgressPolicy,
     ) -> Result<EgressPolicy, Error> {
         let _turn = live.egress_turn().await;
@@ -106,8 +106,11 @@ impl Shared {
         if !self.store.set_egress(&live.record.id, &policy).await? {
             return Err(live.gone());
         }
+        // Not found by runs until it is what they ask for.
+        self.index().withdraw(live);
         live.set_egress(policy.clone());
         self.apply_egress(live, &policy).await?;
+        self.index().offer(live);
         let event = json!({ "allowed_hosts": policy.entries() });
         self.recorder
             .event(&live.record, "allowed_hosts_changed", event);

@@ -1,6 +1,5 @@
 //! Looking at sessions and at the server.
 
-use super::create::no_runtime;
 use super::{Sessions, tenant_of};
 use crate::Error;
 use crate::PoolStatus;
@@ -44,7 +43,7 @@ pub struct ServerStatus {
     pub version: &'static str,
     /// In the order of preference.
     pub runtimes: Vec<RuntimeStatus>,
-    /// What a session gets that does not say.
+    /// What a session gets that asks for none. When it does not work now, none is made.
     pub default_runtime: Option<RuntimeKind>,
     /// Of a session that does not say.
     pub limits: Limits,
@@ -72,24 +71,15 @@ pub struct RuntimeStatus {
 // === impl Sessions ===
 
 impl Sessions {
-    /// The server, its runtimes, limits and load. Asks the drivers anew.
+    /// The server, its runtimes, limits and load. Asks the drivers anew that work or are not installed.
     pub fn status(&self) -> ServerStatus {
         let shared = &self.shared;
-        let probes: Vec<Probe> = shared.drivers.iter().map(|driver| driver.probe()).collect();
-        let runtimes: Vec<_> = shared
-            .drivers
-            .iter()
-            .zip(&probes)
-            .map(|(d, probe)| runtime(d.kind(), probe))
-            .collect();
-        *shared.probes() = probes;
+        let probed = shared.probe_all();
+        let runtimes = probed.into_iter().map(|(kind, probe)| runtime(kind, probe));
         ServerStatus {
             version: env!("CARGO_PKG_VERSION"),
-            default_runtime: runtimes
-                .iter()
-                .find(|runtime| runtime.usable)
-                .map(|runtime| runtime.kind),
-            runtimes,
+            runtimes: runtimes.collect(),
+            default_runtime: shared.default_runtime(),
             limits: shared.config.limits,
             active: shared.index().sessions.len(),
             max: shared.config.sessions_max,
@@ -98,16 +88,12 @@ impl Sessions {
         }
     }
 
-    /// Whether a session could be made now, or why not. Drivers are not asked anew: whoever asks
+    /// Whether a session that asks for no runtime could be made now, or why not. Drivers are not asked anew: whoever asks
     /// this asks often.
     pub async fn ready(&self) -> Result<(), Error> {
         self.shared.store.ping().await?;
         self.shared.check_template(&Template::default())?;
-        let usable = |(_, probe): &(RuntimeKind, Probe)| matches!(probe, Probe::Usable { .. });
-        if self.shared.probed().iter().any(usable) {
-            return Ok(());
-        }
-        Err(no_runtime())
+        self.shared.choose(None).map(drop)
     }
 
     /// The pools of warm sandboxes.
@@ -206,17 +192,22 @@ fn ends_at(session: &Session) -> Option<UnixMillis> {
     lifetime.ends_at_ms(session.created_at, session.last_used)
 }
 
-fn runtime(kind: RuntimeKind, probe: &Probe) -> RuntimeStatus {
+fn runtime(kind: RuntimeKind, probe: Probe) -> RuntimeStatus {
     match probe {
         Probe::Usable { weaker } => RuntimeStatus {
             kind,
             usable: true,
             reason: weaker.join("; "),
         },
+        Probe::Broken { reason } => RuntimeStatus {
+            kind,
+            usable: false,
+            reason: format!("installed, but it does not work now: {reason}"),
+        },
         Probe::Unusable { reason } => RuntimeStatus {
             kind,
             usable: false,
-            reason: reason.clone(),
+            reason,
         },
     }
 }

@@ -9,7 +9,7 @@ use crate::metrics;
 use crate::recorder::now_ms;
 use futures::StreamExt as _;
 use k8e_driver::{GuestAddress, Sandbox};
-use k8e_model::{Phase, SandboxId, Session};
+use k8e_model::{Phase, SandboxId, Session, SessionOrigin};
 use k8e_wire::WireError;
 use serde_json::json;
 use std::collections::HashSet;
@@ -33,6 +33,7 @@ impl Shared {
     /// not keep a server from opening its doors. They are greeted behind its back.
     pub(super) async fn recover(self: &Arc<Self>) -> Result<(), Error> {
         let records = self.store.unended_sessions(now_ms()).await?;
+        self.record_lost_runs(&records).await?;
         let (children, records): (Vec<_>, Vec<_>) = records
             .into_iter()
             .partition(|record| record.sub_agent.is_some());
@@ -58,6 +59,19 @@ impl Shared {
             .filter(|live| live.phase() != Phase::Paused)
             .collect();
         self.runtime.spawn(greet_all(Arc::clone(self), awake));
+        Ok(())
+    }
+
+    /// Foreground runs end with the server, however that ends: what a killed one could not write down.
+    async fn record_lost_runs(&self, records: &[Session]) -> Result<(), Error> {
+        let lost = self.store.unended_foreground_runs().await?;
+        for record in records {
+            for _ in 0..lost.get(&record.id).copied().unwrap_or(0) {
+                let detail =
+                    json!({ "status": "lost", "error": "the server was killed while it ran" });
+                self.recorder.event(record, "run_ended", detail);
+            }
+        }
         Ok(())
     }
 
@@ -156,6 +170,9 @@ impl Shared {
                 return Err("the server stopped while it was being removed".to_owned());
             }
             Phase::Active | Phase::Paused => {}
+        }
+        if record.origin == SessionOrigin::FreshRun {
+            return Err("the server stopped during the run that it was made for".to_owned());
         }
         let Some(driver) = self.driver(record.runtime) else {
             return Err(format!(

@@ -13,7 +13,8 @@ use crate::run::SESSION_VARIABLE;
 use crate::{Error, SessionView};
 use bytes::Bytes;
 use k8e_model::{
-    Lifetime, Phase, Principal, SandboxId, Session, SessionId, SubAgent, SubAgentSpec,
+    Lifetime, Phase, Principal, SandboxId, Session, SessionId, SessionOrigin, SubAgent,
+    SubAgentSpec,
 };
 use k8e_wire::proto::{EndProcesses, EndRun, EndTerminal, ForgetRun, MakeDir, request};
 use std::sync::Arc;
@@ -161,6 +162,7 @@ fn record(parent: &Session, spec: &SubAgentSpec) -> Session {
     let now = now_ms();
     Session {
         id: SessionId::of_sub_agent(&parent.id),
+        origin: SessionOrigin::SubAgent,
         phase: Phase::Creating,
         reason: String::new(),
         sandbox: SandboxId::random(),

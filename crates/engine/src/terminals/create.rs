@@ -9,7 +9,7 @@ use crate::guest::Call;
 use crate::live::{Live, Purpose};
 use crate::metrics;
 use crate::recorder::now_ms;
-use crate::run::{TENANT_TRIES, exec, refused, shown};
+use crate::run::{exec, refused, shown};
 use crate::sessions::Shared;
 use crate::{Error, RunTarget, Sessions, secrets};
 use k8e_model::{Command, Principal, TerminalId};
@@ -64,16 +64,8 @@ impl Sessions {
                 return Err(Error::Invalid(what.to_owned()));
             }
         };
-        for _ in 1..TENANT_TRIES {
-            let (live, created) = self.tenant_session(who, &spec).await?;
-            match self.begin_terminal(live, &request).await {
-                // Found dead: there will be a new one.
-                Err(Error::SessionEnded { .. }) if !created => {}
-                begun => return Ok((begun?, created)),
-            }
-        }
-        let (live, created) = self.tenant_session(who, &spec).await?;
-        Ok((self.begin_terminal(live, &request).await?, created))
+        let start = |live, _| self.begin_terminal(live, &request);
+        self.start_in_run_session(who, &spec, start).await
     }
 
     /// Goes on when this is dropped: one that was made is then listed.

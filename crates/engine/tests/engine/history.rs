@@ -115,9 +115,14 @@ async fn a_hundred_silent_runs_hold_nobody_up() {
     let page = tokio::time::timeout(soon, server.sessions.transcript(&who, &id, 0, 0));
     let page = page.await.expect("the transcript is read").unwrap();
     assert_eq!(page.output, b"hi\n");
+    assert!(silent.iter().all(|run| !run.is_finished()));
     let stop = tokio::time::timeout(soon, server.sessions.shutdown());
     stop.await.expect("the server stops");
-    assert!(silent.iter().all(|run| !run.is_finished()));
+    for run in silent {
+        let told = tokio::time::timeout(soon, run).await;
+        let told = told.expect("who waits is told").unwrap();
+        refused(told.unwrap(), Code::Unavailable, "stopping");
+    }
 }
 
 /// Dropping a future of `next` loses no output, wherever it waits.

@@ -272,7 +272,7 @@ async fn a_runtime_must_be_there_and_work() {
 }
 
 #[tokio::test]
-async fn the_first_runtime_that_works_is_the_default() {
+async fn the_first_runtime_that_is_installed_is_the_default() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
     let (first, second) = (FakeDriver::of_kind(RuntimeKind::Gvisor), FakeDriver::new());
@@ -289,6 +289,57 @@ async fn the_first_runtime_that_works_is_the_default() {
         .await
         .unwrap();
     assert_eq!(view.session.runtime, RuntimeKind::Native);
+}
+
+#[tokio::test]
+async fn a_broken_default_runtime_is_not_replaced_by_a_weaker_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).await.unwrap();
+    let strong = FakeDriver::of_kind(RuntimeKind::Gvisor);
+    let broken = || Probe::Broken {
+        reason: "no space left on device: free some".to_owned(),
+    };
+    strong.set_probe(broken());
+    let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(strong.clone()), Arc::new(FakeDriver::new())];
+    let sessions = Sessions::start(Config::default(), store, drivers);
+    let sessions = sessions.await.unwrap();
+    let create = async |runtime| {
+        let spec = SessionSpec {
+            runtime,
+            ..SessionSpec::default()
+        };
+        let made = sessions.create(&me(), spec).await;
+        made.map(|view| view.session.runtime)
+    };
+    for asked in [None, Some(RuntimeKind::Gvisor)] {
+        refused(create(asked).await, Code::Unavailable, "free some");
+        refused(create(asked).await, Code::Unavailable, "--runtime: native");
+    }
+    let status = sessions.status();
+    assert_eq!(status.default_runtime, Some(RuntimeKind::Gvisor));
+    let shown = &status.runtimes[0];
+    assert!(
+        !shown.usable && shown.reason.contains("does not work now"),
+        "{shown:?}"
+    );
+    refused(sessions.ready().await, Code::Unavailable, "free some");
+    // Somebody said so.
+    let native = create(Some(RuntimeKind::Native)).await;
+    assert_eq!(native.unwrap(), RuntimeKind::Native);
+
+    // It is tried again, but not by every request.
+    strong.set_probe(Probe::Usable { weaker: Vec::new() });
+    refused(create(None).await, Code::Unavailable, "free some");
+    super::expiry::pass(Duration::from_secs(31)).await;
+    let works = async {
+        while create(None).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let works = tokio::time::timeout(PATIENCE, works).await;
+    works.expect("it is tried again");
+    assert_eq!(create(None).await.unwrap(), RuntimeKind::Gvisor);
+    sessions.ready().await.unwrap();
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! The server goes and comes back.
 
 use super::*;
-use k8e_model::{RuntimeKind, SandboxId, Session};
+use k8e_model::{RuntimeKind, SandboxId, Session, SessionOrigin};
 use k8e_testkit::{Script, Step};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -12,6 +12,8 @@ fn record(id: &str, phase: Phase) -> Session {
         id: sid(id),
         owner: me().name().to_owned(),
         tenant: spec.tenant.unwrap_or_default(),
+        origin: SessionOrigin::Create,
+        client: spec.client,
         phase,
         reason: String::new(),
         runtime: RuntimeKind::Native,

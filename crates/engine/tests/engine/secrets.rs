@@ -212,6 +212,6 @@ async fn a_run_with_secrets_does_not_use_a_session_without() {
     let secret = run(with_secret("x")).await;
     assert_ne!(plain, secret);
     assert_eq!(run(with_secret("x")).await, secret);
-    // Who asks for none takes what is there.
-    assert_eq!(run(SessionSpec::default()).await, secret);
+    // Nor does one without use a session with.
+    assert_eq!(run(SessionSpec::default()).await, plain);
 }

@@ -1,9 +1,10 @@
 //! Tenants: who may make sessions for which, and runs that name a tenant instead of a session.
 
+use super::expiry::{MINUTE, pass};
 use super::*;
 use k8e_driver::Probe;
 use k8e_engine::{Certificate, ListFilter, NewKey, TerminalRequest};
-use k8e_model::{KeyId, RuntimeKind, SubAgentSpec, Tenants};
+use k8e_model::{KeyId, Lifetime, RuntimeKind, SecretName, SecretRef, SubAgentSpec, Tenants};
 
 fn tenant(name: &str) -> SessionSpec {
     SessionSpec {
@@ -337,4 +338,75 @@ async fn a_tenant_has_its_share_of_the_sessions() {
     sessions.create(&me(), tenant("u")).await.unwrap();
     sessions.destroy(&me(), &id).await.unwrap();
     sessions.create(&me(), tenant("t")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_session_that_is_over_is_replaced_and_its_files_are_not_promised() {
+    let server = Server::start().await;
+    let short = SessionSpec {
+        lifetime: Lifetime {
+            ttl: None,
+            idle: Some(MINUTE),
+        },
+        ..tenant("t")
+    };
+    let run = async || {
+        let request = request(short.clone(), "true");
+        let run = server.sessions.run(&me(), request).await.unwrap();
+        let seen = (run.session_id.clone(), run.session_created);
+        finish(run).await.unwrap();
+        seen
+    };
+    let first = run().await;
+    assert_eq!(run().await, (first.0.clone(), false));
+    pass(2 * MINUTE).await;
+    server.ended(first.0.as_str()).await;
+    let (id, created) = run().await;
+    assert!(created && id != first.0);
+}
+
+#[tokio::test]
+async fn a_session_whose_first_command_does_not_start_is_not_kept() {
+    let server = Server::start().await;
+    let missing = SecretRef {
+        secret: SecretName::new("nobody-set-it", "").unwrap(),
+        env_var: "A".to_owned(),
+    };
+    let spec = SessionSpec {
+        secrets: vec![missing].try_into().unwrap(),
+        ..tenant("t")
+    };
+    let (why, sessions, who) = ("nobody-set-it", &server.sessions, me());
+    let run = sessions.run(&who, request(spec.clone(), "true")).await;
+    refused(run, Code::Precondition, why);
+    let background = sessions.start_background(&who, request(spec.clone(), "true"));
+    refused(background.await, Code::Precondition, why);
+    let terminal = TerminalRequest {
+        target: RunTarget::Tenant(spec.clone()),
+        command: sh("true"),
+        rows: 0,
+        cols: 0,
+    };
+    let terminal = sessions.create_terminal(&who, terminal).await;
+    refused(terminal, Code::Precondition, why);
+    assert_eq!(sessions.run_session(&who, &spec), None);
+    server.no_sandbox().await;
+
+    // One that others use stays.
+    let run = sessions
+        .run(&who, request(tenant("t"), "true"))
+        .await
+        .unwrap();
+    let id = run.session_id.clone();
+    finish(run).await.unwrap();
+    let nothing = RunRequest {
+        target: RunTarget::Tenant(tenant("t")),
+        command: argv(&["no-such-program"]),
+    };
+    refused(
+        sessions.run(&who, nothing).await,
+        Code::Invalid,
+        "not found",
+    );
+    assert_eq!(sessions.run_session(&who, &tenant("t")), Some(id));
 }

@@ -36,6 +36,20 @@ pub(super) fn pools(sessions: &Sessions) -> v1::GetPoolsResponse {
     }
 }
 
+pub(super) fn find_run_session(
+    sessions: &Sessions,
+    who: &Principal,
+    request: v1::CreateSessionRequest,
+) -> Result<v1::FindRunSessionResponse, Status> {
+    let defaults = sessions.defaults();
+    let spec =
+        convert::session_spec(request, defaults.limits, defaults.lifetime).map_err(model_status)?;
+    let found = sessions.run_session(who, &spec);
+    Ok(v1::FindRunSessionResponse {
+        session_id: found.map(|id| id.to_string()).unwrap_or_default(),
+    })
+}
+
 pub(super) async fn create(
     sessions: &Sessions,
     who: &Principal,

@@ -184,7 +184,13 @@ fn calls_about_a_session() -> Vec<String> {
     let services = files.iter().flat_map(|file| &file.service);
     let sandboxes = services.filter(|service| service.name() == "Sandboxes");
     let methods = sandboxes.flat_map(|service| &service.method);
-    let others = ["GetStatus", "CreateSession", "ListSessions", "GetPools"];
+    let others = [
+        "GetStatus",
+        "CreateSession",
+        "FindRunSession",
+        "ListSessions",
+        "GetPools",
+    ];
     // Runs and terminals have ids of their own: `background` and `terminals` try those of others.
     let elsewhere = |name: &str| {
         name.contains("Terminal")

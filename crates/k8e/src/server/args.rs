@@ -105,7 +105,7 @@ pub(crate) struct ServerArgs {
     #[arg(long, default_value_t = 500, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_reads_per_second: u32,
 
-    /// Runtime of a session that does not say [default: the first that works of gvisor, native]
+    /// Runtime of a session that asks for none [default: gvisor where runsc is installed, else native]
     #[arg(long, value_name = "NAME")]
     default_runtime: Option<RuntimeKind>,
 

@@ -3,14 +3,18 @@
 //! The lock is held by every process that has its file open: the server, its launcher, and
 //! launches under way. It is free only when all of them are gone, so a new server never works
 //! beside the rest of an old one.
+//!
+//! A server that a client started by itself gives way to one that somebody starts: sandboxes outlive it, and
+//! the new one finds them.
 
 use super::data_dir::DataDir;
 use super::error::Error;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use std::fs::{File, OpenOptions};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,8 +23,14 @@ use std::time::{Duration, Instant};
 const WAIT_FOR_REST: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Takes the lock, or says who has it.
-pub(super) fn take(data_dir: &DataDir, socket: &Path) -> Result<OwnedFd, Error> {
+/// What a server that gives way needs to end its calls and leave.
+const GIVE_WAY_WITHIN: Duration = Duration::from_secs(30);
+
+/// A flag of servers that clients start, and of no other.
+const AUTOSTARTED: &[u8] = b"--detached";
+
+/// Takes the lock, or says who has it. No server gives way to an auto-started one.
+pub(super) fn take(data_dir: &DataDir, socket: &Path, autostarted: bool) -> Result<OwnedFd, Error> {
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -29,11 +39,21 @@ pub(super) fn take(data_dir: &DataDir, socket: &Path) -> Result<OwnedFd, Error> 
         .mode(0o600)
         .open(data_dir.path().join("lock"))
         .map_err(|source| data_dir.failed("lock", source))?;
-    let deadline = Instant::now() + WAIT_FOR_REST;
+    let mut deadline = Instant::now() + WAIT_FOR_REST;
+    let mut gives_way = false;
     while !try_lock(&file).map_err(|source| data_dir.failed("lock", source))? {
+        let pid = read_pid(&mut file);
+        if !gives_way
+            && !autostarted
+            && let Some(pid) = pid
+            && ask_to_leave(&file, pid)
+        {
+            tracing::info!("the server that a client started (pid {pid}) gives way to this one");
+            gives_way = true;
+            deadline = Instant::now() + GIVE_WAY_WITHIN;
+        }
         // A server that answers is no rest.
-        if answers(socket) || Instant::now() > deadline {
-            let pid = read_pid(&mut file);
+        if (answers(socket) && !gives_way) || Instant::now() > deadline {
             return Err(Error::Taken {
                 pid,
                 path: data_dir.path().to_owned(),
@@ -56,6 +76,33 @@ fn answers(socket: &Path) -> bool {
     };
     let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string());
     UnixStream::connect(short.join(name)).is_ok()
+}
+
+/// Whether that process is an auto-started server with this lock, and was told to stop. The process is held on
+/// to before it is looked at: another that gets its pid is not signalled.
+fn ask_to_leave(lock: &File, pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+        return false;
+    };
+    holds(pid, lock) && is_autostarted(pid) && pidfd_send_signal(process, Signal::TERM).is_ok()
+}
+
+fn holds(pid: Pid, lock: &File) -> bool {
+    let dir = format!("/proc/{}/fd", pid.as_raw_nonzero());
+    let (Ok(open), Ok(lock)) = (fs::read_dir(dir), lock.metadata()) else {
+        return false;
+    };
+    let same = |meta: fs::Metadata| (meta.dev(), meta.ino()) == (lock.dev(), lock.ino());
+    open.flatten()
+        .any(|fd| fs::metadata(fd.path()).is_ok_and(same))
+}
+
+fn is_autostarted(pid: Pid) -> bool {
+    let arguments = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
+    arguments.is_ok_and(|text| text.split(|byte| *byte == 0).any(|one| one == AUTOSTARTED))
 }
 
 fn try_lock(file: &File) -> io::Result<bool> {
@@ -90,27 +137,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("k8e.sock");
         let data_dir = DataDir::prepare(dir.path()).unwrap();
-        let first = take(&data_dir, &socket).unwrap();
+        let first = take(&data_dir, &socket, false).unwrap();
         let _answers = UnixListener::bind(&socket).unwrap();
-        let error = take(&data_dir, &socket).unwrap_err().to_string();
+        let error = take(&data_dir, &socket, false).unwrap_err().to_string();
         assert!(
             error.contains(&format!("(pid {})", std::process::id())),
             "{error}"
         );
         drop(first);
-        take(&data_dir, &socket).unwrap();
+        take(&data_dir, &socket, false).unwrap();
     }
 
     #[test]
     fn the_rest_of_a_dead_server_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = DataDir::prepare(dir.path()).unwrap();
-        let first = take(&data_dir, &dir.path().join("k8e.sock")).unwrap();
+        let first = take(&data_dir, &dir.path().join("k8e.sock"), false).unwrap();
         let rest = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(200));
             drop(first);
         });
-        take(&data_dir, &dir.path().join("k8e.sock")).unwrap();
+        take(&data_dir, &dir.path().join("k8e.sock"), false).unwrap();
         rest.join().unwrap();
     }
 }

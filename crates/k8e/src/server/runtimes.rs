@@ -5,8 +5,8 @@ use super::error::Error;
 use k8e_driver::{Driver, GvisorDriver, Machine, NativeDriver, Probe};
 use std::sync::Arc;
 
-/// Every driver of this machine. The engine gives the first that works to who does not say which:
-/// a kernel of its own comes before sharing the host's. All are started, also those that do not
+/// Every driver of this machine. The engine gives the first that is installed to a session that asks for
+/// none: a separate kernel comes before sharing the host's. All are started, also those that do not
 /// work here (any more): they find and remove what an earlier server left.
 pub(super) fn start(machine: &Machine, config: &Config) -> Result<Vec<Arc<dyn Driver>>, Error> {
     let gvisor = GvisorDriver::start(machine, config.gvisor_platform);
@@ -15,6 +15,10 @@ pub(super) fn start(machine: &Machine, config: &Config) -> Result<Vec<Arc<dyn Dr
     for driver in &drivers {
         match driver.probe() {
             Probe::Usable { .. } => {}
+            Probe::Broken { reason } => tracing::warn!(
+                "runtime {} is installed but does not work now, and is tried again: {reason}",
+                driver.kind()
+            ),
             Probe::Unusable { reason } if config.default_runtime == Some(driver.kind()) => {
                 let kind = driver.kind();
                 return Err(Error::DefaultRuntime { kind, reason });

@@ -2,7 +2,9 @@
 
 use crate::sandbox_v1::{CreateSessionRequest, GetSessionResponse};
 use crate::{convert, v1};
-use k8e_model::{EgressPolicy, Error, Lifetime, Limits, Phase, Session, SessionSpec, UnixMillis};
+use k8e_model::{
+    ClientKind, EgressPolicy, Error, Lifetime, Limits, Phase, Session, SessionSpec, UnixMillis,
+};
 
 /// What a client of K8E asks for, on top of what the server gives everybody.
 pub fn session_spec(
@@ -22,6 +24,7 @@ pub fn session_spec(
         env: wire.env,
         allowed_hosts: wire.allowed_hosts,
         secret_refs: secret_refs.collect(),
+        client: ClientKind::sandbox_v1().to_string(),
         ..Default::default()
     };
     convert::session_spec(ours, limits, lifetime)

@@ -53,8 +53,6 @@ pub(crate) struct Ready {
     pub(crate) has_network: bool,
     /// What sandboxes of any driver lack here, one sentence each.
     pub(crate) weaker: Vec<String>,
-    /// Why gVisor has no guest to run (a full disk, say).
-    pub(crate) no_gvisor_guest: Option<String>,
 }
 
 /// A request. All but [`Request::Signal`] are answered, on the socket that comes along.

@@ -97,7 +97,6 @@ impl Worker {
         let host = in_order(|| Host::start(start))?;
         let native = Sandboxes::open(&start.data_dir, Kind::Native, start.server_gid)?;
         let gvisor = Sandboxes::open(&start.data_dir, Kind::Gvisor, start.server_gid)?;
-        let no_gvisor_guest = gvisor::launch::write_guest(&guest, gvisor.dir()).err();
         let mut weaker = host.weaker();
         // The same for both drivers.
         weaker.extend(native.weaker());
@@ -109,8 +108,6 @@ impl Worker {
         let ready = Ready {
             has_network: host.has_network(),
             weaker,
-            no_gvisor_guest: no_gvisor_guest
-                .map(|error| format!("the guest cannot be copied: {error}")),
         };
         let worker = Self {
             channel: None,
@@ -222,6 +219,10 @@ impl Worker {
     }
 
     fn try_gvisor(&mut self, reply: Option<OwnedFd>, platform: Platform) {
+        let step = DriverError::step("copy", "the guest");
+        if let Err(error) = gvisor::launch::write_guest(&self.guest, self.gvisor.dir()) {
+            return answered(reply, Err(step(error)));
+        }
         if gvisor::launch::worked_before(&self.gvisor, platform) {
             return answered(reply, Ok(done(())));
         }
