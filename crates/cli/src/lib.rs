@@ -14,6 +14,7 @@ mod output;
 mod render;
 mod tty;
 pub mod units;
+mod usage;
 
 pub use completion::CompletionArgs;
 pub use late::Late;
@@ -120,18 +121,16 @@ pub enum Command {
 ///
 /// A wrong command line exits with 1: 2 is for a server that cannot be reached.
 pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
-    P::try_parse_from(args).map_err(|error| {
+    P::try_parse_from(args).map_err(|mut error| {
+        let usage = (error.use_stderr()).then(|| usage::describe(&mut error, args, &P::command()));
         // A closed terminal is no reason to panic, and there is nobody left to tell.
         let _ = error.print();
-        if !error.use_stderr() {
+        let Some(usage) = usage else {
             return ExitCode::SUCCESS;
         }
         if wants_json(args) {
-            let said = error.to_string();
-            let first = said.lines().next().unwrap_or_default();
-            let text = first.trim_start_matches("error: ");
-            output::error_json(text, "usage: see `k8e sandbox --help`", None);
-        }
+            output::error_json(&usage.error, &usage.detail, None);
+        };
         ExitCode::from(EXIT_REQUEST)
     })
 }
@@ -351,6 +350,60 @@ mod tests {
             .err()
             .unwrap();
         assert!(wrong.to_string().contains("no API key"));
+    #[test]
+    fn what_is_wrong_with_a_command_line_is_said_in_one_line() {
+        for (line, error, detail) in [
+            (
+                "k8e sandbox get",
+                "missing argument <SESSION>",
+                "usage: k8e sandbox get [OPTIONS] <SESSION>; see `k8e sandbox get --help`",
+            ),
+            (
+                "k8e sandbox write",
+                "missing arguments <SESSION>, <PATH>",
+                "usage: k8e sandbox write [OPTIONS] <SESSION> <PATH>; see `k8e sandbox write --help`",
+            ),
+            (
+                "k8e sandbox rnu 1",
+                "unknown command \"rnu\": the nearest command is `k8e sandbox run`",
+                "usage: k8e sandbox [OPTIONS] <COMMAND>; see `k8e sandbox --help`",
+            ),
+            (
+                "k8e sandbox --no-autostart ls",
+                "unknown command \"ls\": the nearest command is `k8e sandbox sessions`",
+                "usage: k8e sandbox [OPTIONS] <COMMAND>; see `k8e sandbox --help`",
+            ),
+            (
+                "k8e run 1",
+                "unknown command \"run\": the nearest command is `k8e sandbox run`",
+                "usage: k8e [OPTIONS] <COMMAND>; see `k8e --help`",
+            ),
+            (
+                "k8e secret",
+                "missing command after `k8e secret`",
+                "usage: see `k8e secret --help`",
+            ),
+            (
+                "k8e sandbox run x --tiemout 3",
+                "unexpected argument '--tiemout' found: the nearest flag is --timeout",
+                "usage: k8e sandbox run [OPTIONS] [CODE]; see `k8e sandbox run --help`",
+            ),
+        ] {
+            let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let mut wrong = Whole::try_parse_from(&args).err().unwrap();
+            let said = usage::describe(&mut wrong, &args, &Whole::command());
+            let want = usage::Usage {
+                error: error.to_owned(),
+                detail: detail.to_owned(),
+            };
+            assert_eq!(said, want, "{line}");
+        }
+        let args: Vec<OsString> = ["k8e", "sandbox", "rnu"].map(OsString::from).to_vec();
+        let mut wrong = Whole::try_parse_from(&args).err().unwrap();
+        usage::describe(&mut wrong, &args, &Whole::command());
+        assert!(wrong.to_string().contains("'k8e sandbox run'"), "{wrong}");
+    }
+
     }
 
     #[test]

@@ -130,8 +130,11 @@ pub enum Error {
         hint: &'static str,
     },
     /// The program to run is missing.
-    #[error("program {0} not found in the sandbox: check its name and the PATH inside")]
-    NoProgram(String),
+    #[error("program {program:?} not found in the sandbox: {}", no_program_hint(.program))]
+    NoProgram {
+        /// As it was asked for.
+        program: String,
+    },
     /// The request can never work as it is.
     #[error("{0}")]
     Invalid(String),
@@ -262,7 +265,9 @@ pub enum Error {
         max: usize,
     },
     /// Services cannot be visited.
-    #[error("this server has no door for exposed services: start it with --expose-listen")]
+    #[error(
+        "services cannot be exposed: this server has no listener for their visitors; restart it with an address that is free, as in `k8e server --expose-listen 127.0.0.1:50052`"
+    )]
     NoExposeDoor,
     /// The server stops.
     #[error("the server is stopping: try again when it is back")]
@@ -309,7 +314,7 @@ impl Error {
             | Self::SecretMissing { .. }
             | Self::NoExposeDoor => Code::Precondition,
             Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,
-            Self::NoProgram(_) | Self::Invalid(_) => Code::Invalid,
+            Self::NoProgram { .. } | Self::Invalid(_) => Code::Invalid,
             Self::Guest { code, .. } => *code,
             Self::SessionEnded { .. }
             | Self::GuestGone(_)
@@ -320,6 +325,16 @@ impl Error {
             Self::Destroy(_) | Self::Network(_) => Code::Internal,
             Self::Store(cause) => cause.code(),
         }
+    }
+}
+
+/// A whole command line given as one argument is the usual reason.
+fn no_program_hint(program: &str) -> &'static str {
+    if program.contains(' ') {
+        "it is one argument with spaces in it; give the program and each argument as a word of its own \
+         (`k8e sandbox exec SESSION -- ls -la`), or a shell command line to `k8e sandbox run`"
+    } else {
+        "check its name and the PATH inside"
     }
 }
 

@@ -179,7 +179,8 @@ impl Doorkeeper {
             None if peer.local => Ok((Principal::loopback(), Credential::Kernel)),
             None => Err(to_status(
                 Code::Unauthenticated,
-                "missing API key or client certificate: send `authorization: Bearer k8e_…`, or log in with one",
+                "missing API key or client certificate: give a key with --apikey or K8E_SANDBOX_APIKEY (`k8e apikey create` \
+                 on the server makes one), or log in with it once (`k8e login`)",
             )),
         }
     }

@@ -225,7 +225,9 @@ pub(crate) fn refused(call: &Call, error: &proto::Error, program: &Program) -> E
             program: language.interpreter()[0],
             hint: language.install_hint(),
         },
-        Program::Argv(_) => Error::NoProgram(shown(program)),
+        Program::Argv(_) => Error::NoProgram {
+            program: shown(program),
+        },
     }
 }
 

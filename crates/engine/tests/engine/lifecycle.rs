@@ -464,11 +464,10 @@ async fn a_dead_sandbox_ends_its_session() {
         },
     );
     server.driver.kill(&view.session.sandbox);
-    assert!(
-        server
-            .ended("b")
-            .await
-            .contains("its limit is 512 MiB, ask for more")
+    assert_eq!(
+        server.ended("b").await,
+        "the sandbox died after 2 of its processes were killed for memory: its limit was 512MiB, which a session \
+         keeps; make a new one with more, as in `k8e sandbox create --memory 1GiB`"
     );
     assert_eq!(server.kinds("b").await, ["created", "died"]);
 }
@@ -560,14 +559,15 @@ async fn limits_have_a_ceiling() {
                 memory_bytes: (1 << 30) + 1,
                 ..max
             },
-            "memory limit of 1073741825 bytes is above this server's maximum of 1073741824 bytes",
+            "memory limit of 1073741825 bytes (about 1024MiB) is above this server's maximum of 1GiB",
         ),
         (
             Limits {
                 cpu_millis: 2001,
                 ..max
             },
-            "cpu limit of 2001 thousandths is above",
+            "cpu limit of 2.001 CPUs is above this server's maximum of 2 CPUs: ask for less, or restart the server \
+             with a higher --max-cpus",
         ),
         (Limits { pids: 101, ..max }, "pids limit of 101"),
         (
@@ -575,7 +575,7 @@ async fn limits_have_a_ceiling() {
                 disk_bytes: 1 << 33,
                 ..max
             },
-            "disk limit of 8589934592 bytes",
+            "disk limit of 8GiB",
         ),
     ] {
         refused(create(limits).await, Code::Invalid, want);
