@@ -32,5 +32,5 @@ pub mod fuzzing {
 
 pub use error::EgressError;
 pub use gate::{Config, Egress, Gate};
-pub use journal::FlowStream;
+pub use journal::{FlowMark, FlowStream};
 pub use ward::Policy;

@@ -37,7 +37,8 @@ Examples:
 
 Output:
   {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"status\":\"completed\",…}
-  status is completed, timed_out or oom_killed; limits_hit names the limits that were reached.
+  status is completed, timed_out or oom_killed; limits_hit names the limits that were reached,
+  egress_denied what it tried to reach and may not.
   With --background: {\"run_id\":\"run-…\",\"status\":\"started\",\"session_id\":\"sess-…\"}; go on with
   `poll`, `runs` and `cancel`.
 

@@ -109,6 +109,7 @@ impl Sessions {
             &shared.recorder,
         )?;
         let limits_before = live.limit_events();
+        let egress_before = live.egress_mark();
         let started = Instant::now();
         let program = shown(&command.program);
         let (call, pid) = match start_call(&shared.store, used, &command).await {
@@ -138,6 +139,7 @@ impl Sessions {
             output_bytes_max: command.output_bytes_max,
             stdin: command.stdin,
             limits_before,
+            egress_before,
         };
         let mut run = Run::new(shared, live, begun);
         run.session_created = created;
