@@ -60,6 +60,16 @@ pub struct Globals {
     )]
     pub cert_dir: Option<PathBuf>,
 
+    /// The authority that signed the server's certificate, for TCP [default: ca.crt in --cert-dir]
+    #[arg(
+        long,
+        global = true,
+        env = "K8E_SANDBOX_CERT",
+        value_name = "FILE",
+        help_heading = "Connection"
+    )]
+    pub ca_cert: Option<PathBuf>,
+
     /// Who you are, for a server on TCP: an API key that was made there
     #[arg(
         long,
@@ -127,10 +137,10 @@ pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
         let _ = error.print();
         let Some(usage) = usage else {
             return ExitCode::SUCCESS;
-        }
+        };
         if wants_json(args) {
             output::error_json(&usage.error, &usage.detail, None);
-        };
+        }
         ExitCode::from(EXIT_REQUEST)
     })
 }
@@ -341,16 +351,6 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_not_printed() {
-        let digits = "0a".repeat(32);
-        let line = format!("k8e sandbox get s --apikey k8e_{digits}");
-        let whole = parsed(&line).unwrap();
-        assert!(!format!("{:?}", whole.globals).contains(&digits));
-        let wrong = parsed("k8e sandbox get s --apikey k8e_nearly")
-            .err()
-            .unwrap();
-        assert!(wrong.to_string().contains("no API key"));
-    #[test]
     fn what_is_wrong_with_a_command_line_is_said_in_one_line() {
         for (line, error, detail) in [
             (
@@ -404,6 +404,16 @@ mod tests {
         assert!(wrong.to_string().contains("'k8e sandbox run'"), "{wrong}");
     }
 
+    #[test]
+    fn a_key_is_not_printed() {
+        let digits = "0a".repeat(32);
+        let line = format!("k8e sandbox get s --apikey k8e_{digits}");
+        let whole = parsed(&line).unwrap();
+        assert!(!format!("{:?}", whole.globals).contains(&digits));
+        let wrong = parsed("k8e sandbox get s --apikey k8e_nearly")
+            .err()
+            .unwrap();
+        assert!(wrong.to_string().contains("no API key"));
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub enum Error {
     #[error("max depth 1 reached: {0} is a sub-agent itself and cannot have any")]
     TooDeep(SessionId),
     /// The session ended while it was used.
-    #[error("session {id} was destroyed: {reason}")]
+    #[error("session {id} not found: it ended meanwhile ({reason}); make a new one")]
     SessionEnded {
         /// Which session.
         id: SessionId,

@@ -174,6 +174,14 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether sandboxes of this kind can be made here.
+    pub(super) fn works(&self, kind: RuntimeKind) -> bool {
+        let probes = self.probes();
+        let mut candidates = self.drivers.iter().zip(probes.iter());
+        candidates
+            .any(|(driver, probe)| driver.kind() == kind && matches!(probe, Probe::Usable { .. }))
+    }
+
     /// The driver that was asked for, or the first that works here.
     fn choose(&self, asked: Option<RuntimeKind>) -> Result<Arc<dyn Driver>, Error> {
         let probes = self.probes();

@@ -581,3 +581,19 @@ async fn limits_have_a_ceiling() {
         refused(create(limits).await, Code::Invalid, want);
     }
 }
+
+#[tokio::test]
+async fn another_runtime_than_gvisor_only_where_the_operator_allows_it() {
+    for (gvisor_fallback, want) in [(false, Some(RuntimeKind::Gvisor)), (true, None)] {
+        let config = Config {
+            gvisor_fallback,
+            ..Config::default()
+        };
+        // It has no gVisor.
+        let server = Server::with(config, FakeDriver::new()).await;
+        let given = |asked| server.sessions.runtime_or_fallback(asked);
+        assert_eq!(given(Some(RuntimeKind::Gvisor)), want);
+        assert_eq!(given(Some(RuntimeKind::Native)), Some(RuntimeKind::Native));
+        assert_eq!(given(None), None);
+    }
+}

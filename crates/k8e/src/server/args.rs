@@ -92,6 +92,11 @@ pub(crate) struct ServerArgs {
     #[arg(long, default_value = "systrap", value_name = "NAME")]
     gvisor_platform: Platform,
 
+    /// Where gVisor does not work, give sandbox.v1 clients that ask for it the default runtime: some
+    /// ask for nothing else. Their sandboxes then share this machine's kernel
+    #[arg(long)]
+    gvisor_fallback: bool,
+
     /// Memory of a sandbox that does not say
     #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = units::size)]
     default_memory: u64,
@@ -254,6 +259,7 @@ impl ServerArgs {
                 background_runs_per_session_max: count(self.max_background_runs),
                 run_timeout: self.run_timeout,
                 egress_default: egress.allowed.clone(),
+                gvisor_fallback: self.gvisor_fallback,
                 ..Default::default()
             },
             gateway: k8e_gateway::Config {
@@ -263,6 +269,7 @@ impl ServerArgs {
                 socket_group: SOCKET_GROUP.to_owned(),
                 tcp,
                 tls_dir: globals.data_dir.join("tls"),
+                tls_links_dir: Some(globals.data_dir.join("server/tls")),
                 tls_names: names(self.advertise_hostname),
                 tls_check_every: TLS_CHECK_EVERY,
                 rate_limits: RateLimits {
