@@ -76,7 +76,13 @@ fn drive(runtime: &str, client: impl FnOnce(&Path) -> Command) {
                 .filter_map(|(name, value)| Some((name, value?))),
         )
         .env("ENDPOINT", address.trim_start_matches("https://"))
-        .env("CA", server.data_dir().join("tls/sandbox-ca.crt"))
+        // Where clients of the first generation look, below K8E's directory.
+        .env(
+            "CA",
+            server
+                .data_dir()
+                .join("server/tls/serving-kube-apiserver.crt"),
+        )
         .env("APIKEY", api_key)
         .env("SECOND_APIKEY", second_key)
         .env("SECRET", SECRET)

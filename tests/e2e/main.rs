@@ -18,7 +18,7 @@ mod flood;
 mod gvisor;
 mod identity;
 mod internet_answers;
-
+mod messages;
 mod metrics;
 mod pause;
 mod pool;

@@ -111,12 +111,34 @@ pub enum ConnectError {
         #[source]
         source: tonic::transport::Error,
     },
+    /// Somebody answers, and cannot show that it is the server that was meant.
+    #[error("{}", .fault.message(.endpoint))]
+    Untrusted {
+        /// As it was given.
+        endpoint: String,
+        /// What is wrong with its certificate.
+        fault: CertificateFault,
+        /// What the transport says.
+        #[source]
+        source: tonic::transport::Error,
+    },
     /// This platform has no Unix sockets.
     #[error("{endpoint}: Unix sockets work on Unix only, use host:port")]
     NoUnixSockets {
         /// As it was given.
         endpoint: String,
     },
+}
+
+/// What is wrong with a server's certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CertificateFault {
+    /// Another authority signed it than the one that is trusted.
+    OtherAuthority,
+    /// It is for other host names than the one that was called.
+    OtherName,
+    /// It has expired, or is not valid yet.
+    OutOfDate,
 }
 
 /// A call that says for which session its caller works; an empty one is none.
@@ -230,6 +252,62 @@ impl std::fmt::Debug for TlsEndpoint {
     }
 }
 
+// === impl CertificateFault ===
+
+impl CertificateFault {
+    /// The fault that a connection failed of, if it was one.
+    fn of(error: &tonic::transport::Error) -> Option<Self> {
+        let mut next = error.source();
+        while let Some(cause) = next {
+            // An I/O error shows the cause of what it carries, not what it carries.
+            let carried = cause
+                .downcast_ref::<io::Error>()
+                .and_then(io::Error::get_ref);
+            let tls = match carried {
+                Some(carried) => carried.downcast_ref::<rustls::Error>(),
+                None => cause.downcast_ref::<rustls::Error>(),
+            };
+            if let Some(rustls::Error::InvalidCertificate(fault)) = tls {
+                return Self::of_certificate(fault);
+            }
+            next = cause.source();
+        }
+        None
+    }
+
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "the rest is for experts, and so is what rustls says of it"
+    )]
+    fn of_certificate(fault: &rustls::CertificateError) -> Option<Self> {
+        use rustls::CertificateError as E;
+        match fault {
+            E::UnknownIssuer | E::BadSignature => Some(Self::OtherAuthority),
+            E::NotValidForName | E::NotValidForNameContext { .. } => Some(Self::OtherName),
+            E::Expired | E::ExpiredContext { .. } => Some(Self::OutOfDate),
+            E::NotValidYet | E::NotValidYetContext { .. } => Some(Self::OutOfDate),
+            _ => None,
+        }
+    }
+
+    fn message(self, endpoint: &str) -> String {
+        let fault = match self {
+            Self::OtherAuthority => {
+                "was not signed by the authority in ca.crt: it is another server, or it was set up anew; copy \
+                 <data-dir>/tls/sandbox-ca.crt from that server to ca.crt in your certificate directory (--cert-dir, \
+                 else ~/.k8e/sandbox), in a way that you trust"
+            }
+            Self::OtherName => {
+                "is for other host names: use one that it has, or restart the server with --advertise-hostname NAME"
+            }
+            Self::OutOfDate => {
+                "is not valid at this time: check the clocks of both machines (a running server renews its certificate)"
+            }
+        };
+        format!("the certificate of the server at {endpoint} {fault}")
+    }
+}
+
 // === impl ConnectError ===
 
 impl ConnectError {
@@ -311,5 +389,12 @@ fn tuned(channel: tonic::transport::Endpoint) -> tonic::transport::Endpoint {
 
 fn unreachable(endpoint: &Endpoint) -> impl FnOnce(tonic::transport::Error) -> ConnectError {
     let endpoint = endpoint.to_string();
-    move |source| ConnectError::Unreachable { endpoint, source }
+    move |source| match CertificateFault::of(&source) {
+        Some(fault) => ConnectError::Untrusted {
+            endpoint,
+            fault,
+            source,
+        },
+        None => ConnectError::Unreachable { endpoint, source },
+    }
 }

@@ -40,7 +40,16 @@ pub fn connection_lost(status: &Status) -> Option<String> {
     while let Some(next) = cause.source() {
         cause = next;
     }
-    Some(cause.to_string())
+    Some(without_manual(&cause.to_string()))
+}
+
+/// Without the address of a library's manual, which is no help to whoever runs a command.
+fn without_manual(cause: &str) -> String {
+    if cause.contains("close_notify") {
+        return "the server closed the connection".to_owned();
+    }
+    let end = cause.find(": https://").unwrap_or(cause.len());
+    cause[..end].to_owned()
 }
 
 fn grpc_code(code: Code) -> tonic::Code {
@@ -109,6 +118,22 @@ mod tests {
         let full = to_status(Code::Exhausted, "no more sessions");
         assert_eq!(retry_after(&full), Some(RETRY_AFTER));
         assert_eq!(retry_after(&to_status(Code::Invalid, "no")), None);
+    }
+
+    #[test]
+    fn a_lost_connection_is_told_without_a_manual() {
+        let lost = |text: &str| {
+            let cause = std::io::Error::other(text.to_owned());
+            connection_lost(&Status::from_error(Box::new(cause))).unwrap()
+        };
+        assert_eq!(
+            lost(
+                "peer closed connection without sending TLS close_notify: https://docs.rs/rustls/x"
+            ),
+            "the server closed the connection"
+        );
+        assert_eq!(lost("odd: https://docs.example/x"), "odd");
+        assert_eq!(lost("broken pipe"), "broken pipe");
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! `k8e sandbox …`, and the commands beside it: one file for each.
 
 mod allow_hosts;
+mod allowing;
 pub(crate) mod apikey;
 mod approvals;
 pub(crate) mod audit;
 mod create;
 mod destroy;
 mod egress;
+mod ended;
 mod events;
 mod exec;
 mod expose;

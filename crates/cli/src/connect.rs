@@ -94,7 +94,16 @@ fn endpoint(address: Address, globals: &Globals) -> Result<Endpoint, Failure> {
             )
         })
     };
-    let ca_pem = read("ca.crt")?;
+    let ca_pem = match ca_cert(globals) {
+        Some(path) => std::fs::read(path).map_err(|e| {
+            let what = "the server's authority (--ca-cert, K8E_SANDBOX_CERT)";
+            Failure::unreachable(
+                format!("cannot read {}: {what}", path.display()),
+                e.to_string(),
+            )
+        })?,
+        None => read("ca.crt")?,
+    };
     let api_key = api_key(globals);
     // An API key is enough without a certificate, and a server with --trust-loopback needs neither on this machine. One
     // without it answers what to do.
@@ -129,7 +138,9 @@ pub(crate) fn login_endpoint(globals: &Globals) -> Result<Endpoint, Failure> {
     };
     let dir = own_cert_dir(globals);
     let own = dir.join("ca.crt");
-    let ca = if own.exists() {
+    let ca = if let Some(named) = ca_cert(globals) {
+        named.to_owned()
+    } else if own.exists() {
         own.clone()
     } else {
         globals.data_dir.join("tls/sandbox-ca.crt")
@@ -155,6 +166,12 @@ pub(crate) fn login_endpoint(globals: &Globals) -> Result<Endpoint, Failure> {
             .map(|(cert_pem, key_pem)| ClientIdentity { cert_pem, key_pem }),
         api_key,
     }))
+}
+
+/// The file that was named; an empty variable is how people unset one.
+fn ca_cert(globals: &Globals) -> Option<&Path> {
+    let named = globals.ca_cert.as_deref();
+    named.filter(|path| !path.as_os_str().is_empty())
 }
 
 fn api_key(globals: &Globals) -> Option<ApiKey> {

@@ -74,7 +74,11 @@ impl Failure {
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         if let Some(cause) = connection_lost(&status) {
-            return Self::unreachable("the connection to the k8e server was lost", cause);
+            return Self::unreachable(
+                "the connection to the k8e server was lost: it stopped, or the network to it broke; \
+                 `k8e sandbox status` shows whether it is back",
+                cause,
+            );
         }
         let error = from_status(&status);
         Self::Told {

@@ -14,6 +14,7 @@ mod output;
 mod render;
 mod tty;
 pub mod units;
+mod usage;
 
 pub use completion::CompletionArgs;
 pub use late::Late;
@@ -58,6 +59,16 @@ pub struct Globals {
         help_heading = "Connection"
     )]
     pub cert_dir: Option<PathBuf>,
+
+    /// The authority that signed the server's certificate, for TCP [default: ca.crt in --cert-dir]
+    #[arg(
+        long,
+        global = true,
+        env = "K8E_SANDBOX_CERT",
+        value_name = "FILE",
+        help_heading = "Connection"
+    )]
+    pub ca_cert: Option<PathBuf>,
 
     /// Who you are, for a server on TCP: an API key that was made there
     #[arg(
@@ -120,17 +131,15 @@ pub enum Command {
 ///
 /// A wrong command line exits with 1: 2 is for a server that cannot be reached.
 pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
-    P::try_parse_from(args).map_err(|error| {
+    P::try_parse_from(args).map_err(|mut error| {
+        let usage = (error.use_stderr()).then(|| usage::describe(&mut error, args, &P::command()));
         // A closed terminal is no reason to panic, and there is nobody left to tell.
         let _ = error.print();
-        if !error.use_stderr() {
+        let Some(usage) = usage else {
             return ExitCode::SUCCESS;
-        }
+        };
         if wants_json(args) {
-            let said = error.to_string();
-            let first = said.lines().next().unwrap_or_default();
-            let text = first.trim_start_matches("error: ");
-            output::error_json(text, "usage: see `k8e sandbox --help`", None);
+            output::error_json(&usage.error, &usage.detail, None);
         }
         ExitCode::from(EXIT_REQUEST)
     })
@@ -339,6 +348,60 @@ mod tests {
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_command_line_is_said_in_one_line() {
+        for (line, error, detail) in [
+            (
+                "k8e sandbox get",
+                "missing argument <SESSION>",
+                "usage: k8e sandbox get <SESSION>; see `k8e sandbox get --help`",
+            ),
+            (
+                "k8e sandbox write",
+                "missing arguments <SESSION>, <PATH>",
+                "usage: k8e sandbox write <SESSION> <PATH>; see `k8e sandbox write --help`",
+            ),
+            (
+                "k8e sandbox rnu 1",
+                "unknown command \"rnu\": the nearest command is `k8e sandbox run`",
+                "usage: k8e sandbox [OPTIONS] <COMMAND>; see `k8e sandbox --help`",
+            ),
+            (
+                "k8e sandbox --no-autostart ls",
+                "unknown command \"ls\": the nearest command is `k8e sandbox sessions`",
+                "usage: k8e sandbox [OPTIONS] <COMMAND>; see `k8e sandbox --help`",
+            ),
+            (
+                "k8e run 1",
+                "unknown command \"run\": the nearest command is `k8e sandbox run`",
+                "usage: k8e [OPTIONS] <COMMAND>; see `k8e --help`",
+            ),
+            (
+                "k8e secret",
+                "missing command after `k8e secret`",
+                "usage: see `k8e secret --help`",
+            ),
+            (
+                "k8e sandbox run x --tiemout 3",
+                "unexpected argument '--tiemout' found: the nearest flag is --timeout",
+                "usage: k8e sandbox run --timeout <TIME> <CODE>; see `k8e sandbox run --help`",
+            ),
+        ] {
+            let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let mut wrong = Whole::try_parse_from(&args).err().unwrap();
+            let said = usage::describe(&mut wrong, &args, &Whole::command());
+            let want = usage::Usage {
+                error: error.to_owned(),
+                detail: detail.to_owned(),
+            };
+            assert_eq!(said, want, "{line}");
+        }
+        let args: Vec<OsString> = ["k8e", "sandbox", "rnu"].map(OsString::from).to_vec();
+        let mut wrong = Whole::try_parse_from(&args).err().unwrap();
+        usage::describe(&mut wrong, &args, &Whole::command());
+        assert!(wrong.to_string().contains("'k8e sandbox run'"), "{wrong}");
     }
 
     #[test]

@@ -30,6 +30,13 @@ pub(crate) fn note(line: &str) {
     let _ = writeln!(io::stderr(), "k8e: {line}");
 }
 
+/// Asks the person at the terminal for something.
+pub(crate) fn prompt(text: &str) {
+    let mut stderr = io::stderr();
+    let _ = write!(stderr, "{text}");
+    let _ = stderr.flush();
+}
+
 /// Where a long command has got to, for the person at the terminal; each line takes the place of
 /// the one before, and an empty one is the end of it.
 pub(crate) fn progress(line: &str) {

@@ -28,6 +28,26 @@ impl Drop for RawMode {
     }
 }
 
+/// While it is held, what is typed is not shown. Dropping it puts the terminal back; an interrupt
+/// drops it too, since Ctrl-C ends the wait and not the process.
+pub(crate) struct NoEcho(imp::Saved);
+
+// === impl NoEcho ===
+
+impl NoEcho {
+    pub(crate) fn enter() -> Result<Self, Failure> {
+        imp::hide()
+            .map(Self)
+            .map_err(|e| Failure::io("stop the terminal from showing what is typed", &e))
+    }
+}
+
+impl Drop for NoEcho {
+    fn drop(&mut self) {
+        imp::leave(&self.0);
+    }
+}
+
 /// Rows and columns; 0 where they are not known.
 pub(crate) fn size() -> (u32, u32) {
     imp::size()
@@ -37,7 +57,9 @@ pub(crate) use imp::Signals;
 
 #[cfg(unix)]
 mod imp {
-    use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+    use rustix::termios::{
+        LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+    };
     use std::io;
     use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -48,6 +70,14 @@ mod imp {
         let mut raw = saved.clone();
         raw.make_raw();
         tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+        Ok(saved)
+    }
+
+    pub(super) fn hide() -> io::Result<Saved> {
+        let saved = tcgetattr(io::stdin())?;
+        let mut hidden = saved.clone();
+        hidden.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(io::stdin(), OptionalActions::Flush, &hidden)?;
         Ok(saved)
     }
 
@@ -105,6 +135,13 @@ mod imp {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "interactive shells work on Unix only",
+        ))
+    }
+
+    pub(super) fn hide() -> io::Result<Saved> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "give the value on standard input, from a pipe or a file",
         ))
     }
 

@@ -1,11 +1,12 @@
 //! The gates of all sandboxes, and one of them.
 
 use crate::dns::{self, Resolver};
-use crate::journal::FlowStream;
+use crate::journal::{FlowMark, FlowStream};
 use crate::netns::Sockets;
 use crate::ward::{Limits, Policy, Ward};
 use crate::{EgressError, metrics, tcp, udp};
 use k8e_model::UnixMillis;
+use k8e_model::egress::Flow;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -94,6 +95,18 @@ impl Gate {
     #[must_use]
     pub fn flows(&self, follow: bool) -> FlowStream {
         self.ward.journal().read(follow)
+    }
+
+    /// Now, for [`Self::denied_since`].
+    #[must_use]
+    pub fn mark(&self) -> FlowMark {
+        self.ward.journal().mark()
+    }
+
+    /// What rules denied the sandbox since then: each name once, at most 16.
+    #[must_use]
+    pub fn denied_since(&self, mark: FlowMark) -> Vec<Flow> {
+        self.ward.journal().denied_since(mark)
     }
 }
 

@@ -32,6 +32,6 @@ pub mod fuzzing {
 
 pub use error::EgressError;
 pub use gate::{Config, Egress, Gate};
-pub use journal::FlowStream;
+pub use journal::{FlowMark, FlowStream};
 pub use netns::Sockets;
 pub use ward::Policy;

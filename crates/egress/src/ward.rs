@@ -17,6 +17,9 @@ pub struct Policy {
     pub allow: EgressPolicy,
     /// The server's and its tenant's; they win.
     pub deny: DenyList,
+    /// The session whose rules these are: named in the hint of a refused request, so that the
+    /// hint works as it is written. Empty when there is none.
+    pub session: String,
 }
 
 /// What a sandbox may use of the network, whatever it may reach.
@@ -47,6 +50,7 @@ impl Policy {
         Self {
             allow: EgressPolicy::None,
             deny: DenyList::default(),
+            session: String::new(),
         }
     }
 }

@@ -43,6 +43,9 @@ pub struct Config {
     pub denied: Denied,
     /// Makes the only way out of a sandbox; without it, nothing leaves one.
     pub gates: Option<Arc<Egress>>,
+    /// Whether `sandbox.v1` clients, some of which can ask for nothing but gVisor, get another
+    /// runtime where that does not work. Weaker isolation than was asked for, so an operator says so.
+    pub gvisor_fallback: bool,
     /// How long the record of an ended session is kept.
     pub ended_kept: Duration,
     /// How many records of ended sessions are kept, however young.
@@ -85,6 +88,7 @@ impl Default for Config {
             egress_default: EgressPolicy::None,
             denied: Denied::default(),
             gates: None,
+            gvisor_fallback: false,
             ended_kept: Duration::from_secs(24 * 3600),
             // With a thousand events each, well under a gigabyte of database.
             ended_max: 1000,

@@ -138,7 +138,7 @@ pub enum Error {
     #[error("max depth 1 reached: {0} is a sub-agent itself and cannot have any")]
     TooDeep(SessionId),
     /// The session ended while it was used.
-    #[error("session {id} was destroyed: {reason}")]
+    #[error("session {id} not found: it ended meanwhile ({reason}); make a new one")]
     SessionEnded {
         /// Which session.
         id: SessionId,
@@ -157,8 +157,11 @@ pub enum Error {
         hint: &'static str,
     },
     /// The program to run is missing.
-    #[error("program {0} not found in the sandbox: check its name and the PATH inside")]
-    NoProgram(String),
+    #[error("program {program:?} not found in the sandbox: {}", no_program_hint(.program))]
+    NoProgram {
+        /// As it was asked for.
+        program: String,
+    },
     /// The request can never work as it is.
     #[error("{0}")]
     Invalid(String),
@@ -289,7 +292,9 @@ pub enum Error {
         max: usize,
     },
     /// Services cannot be visited.
-    #[error("this server has no door for exposed services: start it with --expose-listen")]
+    #[error(
+        "services cannot be exposed: this server has no listener for their visitors; restart it with an address that is free, as in `k8e server --expose-listen 127.0.0.1:50052`"
+    )]
     NoExposeDoor,
     /// The runtime that was asked for, or is the default, is installed but does not work now.
     #[error(
@@ -353,7 +358,7 @@ impl Error {
             | Self::SecretMissing { .. }
             | Self::NoExposeDoor => Code::Precondition,
             Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,
-            Self::NoProgram(_) | Self::Invalid(_) => Code::Invalid,
+            Self::NoProgram { .. } | Self::Invalid(_) => Code::Invalid,
             Self::Guest { code, .. } => *code,
             Self::SessionEnded { .. }
             | Self::GuestGone(_)
@@ -373,6 +378,16 @@ fn instead(others: &str) -> String {
     match others {
         "" => String::new(),
         others => format!(", or ask for another with --runtime: {others}"),
+    }
+}
+
+/// A whole command line given as one argument is the usual reason.
+fn no_program_hint(program: &str) -> &'static str {
+    if program.contains(' ') {
+        "it is one argument with spaces in it; give the program and each argument as a word of its own \
+         (`k8e sandbox exec SESSION -- ls -la`), or a shell command line to `k8e sandbox run`"
+    } else {
+        "check its name and the PATH inside"
     }
 }
 

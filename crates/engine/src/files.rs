@@ -11,7 +11,7 @@ pub use stream::{FileLister, FileReader, FileWriter};
 use crate::guest::{FILES_LISTED_MAX, LISTING_TIMEOUT, checked_info, workspace};
 use crate::{Error, Sessions};
 use bytes::Bytes;
-use k8e_model::{GuestPath, Principal, SessionId};
+use k8e_model::{GuestPath, Principal, SessionId, WORKSPACE};
 use k8e_wire::proto::{self, reply, request};
 
 /// Which part of a file to read.
@@ -138,7 +138,7 @@ impl Sessions {
         options: WriteOptions,
     ) -> Result<FileWriter, Error> {
         let request = proto::WriteFile {
-            root: workspace(),
+            root: Bytes::from_static(path.root().as_bytes()),
             path: raw(path),
             append: options.append,
             mode: options.mode & 0o7777,
@@ -287,9 +287,13 @@ fn raw(path: &GuestPath) -> Bytes {
     Bytes::copy_from_slice(path.as_bytes())
 }
 
-/// A file, for the audit.
+/// A file, for the audit: relative to the workspace, or absolute.
 fn object(id: &SessionId, path: &GuestPath) -> String {
-    format!("{id}:{}", path.as_bytes().escape_ascii())
+    let shown = path.as_bytes().escape_ascii();
+    match path.root() {
+        WORKSPACE => format!("{id}:{shown}"),
+        root => format!("{id}:{root}/{shown}"),
+    }
 }
 
 /// What is being done, for error messages.
@@ -298,7 +302,7 @@ fn shown(operation: &str, path: &GuestPath) -> String {
     let bytes = path.as_bytes();
     format!(
         "{operation} {}/{}",
-        k8e_model::WORKSPACE,
+        path.root(),
         bytes[..bytes.len().min(SHOWN_BYTES_MAX)].escape_ascii()
     )
 }

@@ -9,8 +9,8 @@ use crate::Error;
 use crate::metrics;
 use crate::recorder::{Recorder, now_ms};
 use k8e_driver::Sandbox;
-use k8e_egress::Gate;
-use k8e_model::{EgressPolicy, LimitEvents, Phase, Session, UnixMillis};
+use k8e_egress::{FlowMark, Gate};
+use k8e_model::{EgressPolicy, Flow, LimitEvents, Phase, Session, UnixMillis};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -186,6 +186,18 @@ impl Live {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// Where its attempts to reach somebody are now.
+    pub(crate) fn egress_mark(&self) -> FlowMark {
+        self.gate()
+            .map_or_else(FlowMark::default, |gate| gate.mark())
+    }
+
+    /// What it was denied since then.
+    pub(crate) fn denied_since(&self, mark: FlowMark) -> Vec<Flow> {
+        self.gate()
+            .map_or_else(Vec::new, |gate| gate.denied_since(mark))
     }
 
     /// None closes the one there is, with all connections.

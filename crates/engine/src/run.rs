@@ -19,6 +19,7 @@ use crate::sessions::Shared;
 use bytes::Bytes;
 use foreground::RunNumber;
 use input::SharedInputs;
+use k8e_egress::FlowMark;
 use k8e_model::{Command, LimitEvents, Outcome, RuntimeKind, SessionId, SessionSpec};
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,6 +85,7 @@ pub struct Run {
     timeout: Option<Duration>,
     output_bytes_max: Option<u64>,
     limits_before: LimitEvents,
+    egress_before: FlowMark,
     stdout_bytes: u64,
     stderr_bytes: u64,
     /// What a guest sent after the command's time and grace were over.
@@ -108,6 +110,7 @@ pub(crate) struct Begun {
     pub(crate) output_bytes_max: Option<u64>,
     pub(crate) stdin: bool,
     pub(crate) limits_before: LimitEvents,
+    pub(crate) egress_before: FlowMark,
 }
 
 #[derive(Clone, Copy)]
@@ -160,6 +163,7 @@ impl Run {
             timeout: begun.timeout,
             output_bytes_max: begun.output_bytes_max,
             limits_before: begun.limits_before,
+            egress_before: begun.egress_before,
             stdout_bytes: 0,
             stderr_bytes: 0,
             late_bytes: 0,

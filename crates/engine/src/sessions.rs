@@ -153,6 +153,15 @@ impl Sessions {
         &self.shared.config
     }
 
+    /// The runtime that a `sandbox.v1` client gets that asks for this one. Another only where that
+    /// is gVisor, it does not work here, and the operator allows it ([`Config::gvisor_fallback`]).
+    pub fn runtime_or_fallback(&self, asked: Option<RuntimeKind>) -> Option<RuntimeKind> {
+        let works = |kind| self.shared.works(kind);
+        asked.filter(|kind| {
+            *kind != RuntimeKind::Gvisor || !self.shared.config.gvisor_fallback || works(*kind)
+        })
+    }
+
     /// Ends runs whose callers wait for them, with their sessions where those were made for them, stops
     /// background tasks and empties the pools; sandboxes of other sessions stay alive and the next start
     /// finds them again.

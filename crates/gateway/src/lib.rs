@@ -91,6 +91,9 @@ pub struct Config {
     pub tcp: Option<Tcp>,
     /// Where our certificate authority, the server's certificate and the admin's are kept.
     pub tls_dir: PathBuf,
+    /// Where `sandbox.v1` clients on this machine look for the authority: it gets links to ours,
+    /// beside whatever else is there.
+    pub tls_links_dir: Option<PathBuf>,
     /// Names of this server that the machine does not know: those that others have for it.
     pub tls_names: Vec<String>,
     /// How often to look whether the server's certificate must be made again.
@@ -257,6 +260,9 @@ fn open_tcp(tcp: Tcp, listener: std::net::TcpListener, config: &Config) -> Resul
     }
     let names = Names::new(&config.tls_names)?;
     let tls = Arc::new(Tls::open(&config.tls_dir, &names.now())?);
+    if let Some(dir) = &config.tls_links_dir {
+        tls.link_authority(dir)?;
+    }
     Ok(TcpDoor {
         listener,
         address,

@@ -1,6 +1,6 @@
 //! One thing to run in a sandbox, and how it ended.
 
-use crate::{Env, Error, Language, LimitKind};
+use crate::{Env, Error, Flow, Language, LimitKind};
 use std::time::Duration;
 
 /// Code that travels in one message. More than that is a file: write it, then run it.
@@ -80,6 +80,8 @@ pub struct Outcome {
     pub stderr_truncated: bool,
     /// Limits that were hit while it ran.
     pub limits_hit: Vec<LimitKind>,
+    /// What its sandbox tried to reach meanwhile and was denied by a rule.
+    pub egress_denied: Vec<Flow>,
 }
 
 // === impl Command ===

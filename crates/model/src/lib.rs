@@ -45,7 +45,7 @@ pub use id::{ApprovalId, KeyId, RunId, SandboxId, SessionId, TenantId, TerminalI
 pub use key::{ApiKey, KeyHash};
 pub use language::Language;
 pub use lifetime::Lifetime;
-pub use limits::{LimitEvents, LimitKind, Limits};
+pub use limits::{LimitEvents, LimitKind, Limits, Quantity, size_text};
 pub use origin::{ClientKind, SessionOrigin};
 pub use path::{GuestPath, WORKSPACE};
 pub use phase::Phase;

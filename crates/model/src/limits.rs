@@ -18,6 +18,19 @@ pub struct Limits {
     pub disk_bytes: u64,
 }
 
+/// What a limit is about, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantity {
+    /// In bytes.
+    Memory,
+    /// In thousandths of a CPU.
+    Cpu,
+    /// Processes and threads.
+    Pids,
+    /// In bytes.
+    Disk,
+}
+
 /// A limit that can be hit while a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -74,28 +87,12 @@ impl Limits {
     /// Whether a sandbox can live with these.
     pub fn check(&self) -> Result<(), Error> {
         // Below the lower bounds an interpreter does not start; above the upper ones a typo is likelier than a wish.
-        within(
-            "memory",
-            "bytes",
-            self.memory_bytes,
-            16 * MIB,
-            1024 * 1024 * MIB,
-        )?;
-        within(
-            "cpu",
-            "thousandths",
-            u64::from(self.cpu_millis),
-            10,
-            1_024_000,
-        )?;
-        within("pids", "processes", u64::from(self.pids), 8, 4_000_000)?;
-        within(
-            "disk",
-            "bytes",
-            self.disk_bytes,
-            16 * MIB,
-            16 * 1024 * 1024 * MIB,
-        )
+        let memory_max = 1024 * 1024 * MIB;
+        let disk_max = 16 * 1024 * 1024 * MIB;
+        within(Quantity::Memory, self.memory_bytes, 16 * MIB, memory_max)?;
+        within(Quantity::Cpu, self.cpu_millis.into(), 10, 1_024_000)?;
+        within(Quantity::Pids, self.pids.into(), 8, 4_000_000)?;
+        within(Quantity::Disk, self.disk_bytes, 16 * MIB, disk_max)
     }
 }
 
@@ -123,18 +120,89 @@ impl LimitKind {
     }
 }
 
-fn within(noun: &str, unit: &str, value: u64, min: u64, max: u64) -> Result<(), Error> {
+// === impl Quantity ===
+
+impl Quantity {
+    /// What is limited, in an error.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::Pids => "pids",
+            Self::Disk => "disk",
+        }
+    }
+
+    /// As flags are named after it: `--cpus`, `--max-cpus`.
+    pub fn flag(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "cpus",
+            Self::Pids => "pids",
+            Self::Disk => "disk",
+        }
+    }
+
+    /// A value as people write it, in the unit that flags take.
+    pub fn text(self, value: u64) -> String {
+        match self {
+            Self::Memory | Self::Disk => size_text(value),
+            Self::Cpu => format!("{} CPUs", thousandths(value)),
+            Self::Pids => format!("{value} processes"),
+        }
+    }
+}
+
+/// Bytes as flags take them, `512MiB` or `4GiB`; what is no whole number of MiB in bytes.
+pub fn size_text(bytes: u64) -> String {
+    let gib = 1024 * MIB;
+    match bytes {
+        bytes if bytes >= gib && bytes.is_multiple_of(gib) => format!("{}GiB", bytes / gib),
+        bytes if bytes >= MIB && bytes.is_multiple_of(MIB) => format!("{}MiB", bytes / MIB),
+        bytes if bytes >= MIB => format!("{bytes} bytes (about {}MiB)", bytes / MIB),
+        bytes => format!("{bytes} bytes"),
+    }
+}
+
+/// `2000` as `2`, `1500` as `1.5`.
+fn thousandths(value: u64) -> String {
+    let text = format!("{}.{:03}", value / 1000, value % 1000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn within(quantity: Quantity, value: u64, min: u64, max: u64) -> Result<(), Error> {
     if (min..=max).contains(&value) {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "{noun} limit of {value} {unit} is out of range: use {min} to {max}"
+        "{} limit of {} is out of range: use {} to {}",
+        quantity.noun(),
+        quantity.text(value),
+        quantity.text(min),
+        quantity.text(max)
     )))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantities_are_written_as_flags_take_them() {
+        for (quantity, value, text) in [
+            (Quantity::Memory, 512 * MIB, "512MiB"),
+            (Quantity::Disk, 4096 * MIB, "4GiB"),
+            (Quantity::Memory, 1000, "1000 bytes"),
+            (Quantity::Memory, MIB + 1, "1048577 bytes (about 1MiB)"),
+            (Quantity::Memory, 0, "0 bytes"),
+            (Quantity::Cpu, 64_000, "64 CPUs"),
+            (Quantity::Cpu, 1500, "1.5 CPUs"),
+            (Quantity::Cpu, 10, "0.01 CPUs"),
+            (Quantity::Pids, 8, "8 processes"),
+        ] {
+            assert_eq!(quantity.text(value), text);
+        }
+    }
 
     #[test]
     fn zero_keeps_the_default() {

@@ -7,12 +7,20 @@ pub const WORKSPACE: &str = "/workspace";
 
 const PATH_BYTES_MAX: usize = 4096;
 
-/// A path relative to the workspace; empty is the workspace itself.
+/// Where `sandbox.v1` clients put the code that they run next, and nothing else.
+const SCRATCH: &str = "/tmp";
+const SCRATCH_FILES: [&str; 3] = ["_k8e_run.py", "_k8e_run.js", "_k8e_run.ts"];
+
+/// A path relative to the workspace; empty is the workspace itself. Of a script of a `sandbox.v1`
+/// client, relative to `/tmp`.
 ///
 /// Holds no `..`, no NUL, no empty or `.` component. Symbolic links are the guest's to check,
 /// where they are resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GuestPath(Vec<u8>);
+pub struct GuestPath {
+    root: &'static str,
+    path: Vec<u8>,
+}
 
 // === impl GuestPath ===
 
@@ -53,12 +61,32 @@ impl GuestPath {
                 shown()
             )));
         }
-        Ok(Self(parts.join(&b'/')))
+        Ok(Self {
+            root: WORKSPACE,
+            path: parts.join(&b'/'),
+        })
     }
 
-    /// Relative to the workspace; empty is the workspace.
+    /// The same, or one of the three files in `/tmp` that `sandbox.v1` clients write their code to.
+    pub fn parse_script(text: &[u8]) -> Result<Self, Error> {
+        let mut names = SCRATCH_FILES.iter();
+        match names.find(|name| text == format!("{SCRATCH}/{name}").as_bytes()) {
+            Some(name) => Ok(Self {
+                root: SCRATCH,
+                path: name.as_bytes().to_vec(),
+            }),
+            None => Self::parse(text),
+        }
+    }
+
+    /// The directory that it is relative to: `/workspace`, or `/tmp` for a script.
+    pub fn root(&self) -> &'static str {
+        self.root
+    }
+
+    /// Relative to its root; empty is the root.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.path
     }
 }
 
@@ -67,10 +95,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_script_may_be_in_tmp() {
+        let script = GuestPath::parse_script(b"/tmp/_k8e_run.py").unwrap();
+        assert_eq!(
+            (script.root(), script.as_bytes()),
+            ("/tmp", &b"_k8e_run.py"[..])
+        );
+        let usual = GuestPath::parse_script(b"/workspace/a").unwrap();
+        assert_eq!((usual.root(), usual.as_bytes()), (WORKSPACE, &b"a"[..]));
+        for other in [
+            "/tmp/x.py",
+            "/tmp/_k8e_run.sh",
+            "/tmp/../etc/passwd",
+            "/tmp",
+            "/tmp/a/_k8e_run.py",
+        ] {
+            assert!(
+                GuestPath::parse_script(other.as_bytes()).is_err(),
+                "{other}"
+            );
+        }
+        assert!(GuestPath::parse(b"/tmp/_k8e_run.py").is_err());
+    }
+
+    #[test]
     fn paths_are_normalised_or_refused() {
         let check = |text: &str, want: &str| {
             assert_eq!(
-                GuestPath::parse(text.as_bytes()).unwrap().0,
+                GuestPath::parse(text.as_bytes()).unwrap().as_bytes(),
                 want.as_bytes()
             )
         };

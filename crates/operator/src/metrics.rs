@@ -101,9 +101,19 @@ fn describe() {
         "agent_sandbox_build_info",
         "git_version" => concat!("k8e-", env!("CARGO_PKG_VERSION")),
         "git_commit" => "", "build_date" => "", "go_version" => "", "compiler" => "rustc",
-        "platform" => concat!("linux/", "amd64")
+        "platform" => platform()
     )
     .set(1.0);
+}
+
+/// What this was built for, in Go's words, which is what agent-sandbox's dashboards know.
+fn platform() -> String {
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    format!("{}/{arch}", std::env::consts::OS)
 }
 
 /// A claim got a sandbox.
@@ -305,5 +315,18 @@ fn owned_by(sandbox: &Sandbox) -> &'static str {
         Some("SandboxWarmPool") => "SandboxWarmPool",
         Some(_) => "Other",
         None => "None",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_platform_is_the_one_it_was_built_for() {
+        let want = match () {
+            () if cfg!(all(target_os = "linux", target_arch = "x86_64")) => "linux/amd64",
+            () if cfg!(all(target_os = "linux", target_arch = "aarch64")) => "linux/arm64",
+            () => return,
+        };
+        assert_eq!(super::platform(), want);
     }
 }

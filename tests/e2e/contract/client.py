@@ -120,6 +120,7 @@ def sessions(client):
     named = client.CreateSession(session_id="named-by-its-client", runtime_class=os.environ["RUNTIME"])
     equal(named.session_id, "named-by-its-client")
     equal(client.DestroySession(session_id="named-by-its-client").ok, True)
+    refused(grpc.StatusCode.NOT_FOUND, "not found", client.Exec, session_id="named-by-its-client", command="true")
     return sid
 
 
@@ -228,7 +229,11 @@ def files(client, sid):
     client.Exec(session_id=sid, command="printf '\\377\\000' > binary; ln -s binary link; : > empty")
     refused(grpc.StatusCode.FAILED_PRECONDITION, "k8e.v1 ReadFile", client.ReadFile, session_id=sid, path="binary")
     equal(client.ReadFile(session_id=sid, path="empty").content, "")
-    refused(grpc.StatusCode.INVALID_ARGUMENT, "/workspace", client.WriteFile, session_id=sid, path="/etc/x")
+    for path in "/etc/x", "/tmp/x.py", "/tmp/_k8e_run.sh":
+        refused(grpc.StatusCode.INVALID_ARGUMENT, "/workspace", client.WriteFile, session_id=sid, path=path)
+    # What older clients do with code of several lines.
+    client.WriteFile(session_id=sid, path="/tmp/_k8e_run.py", content="n = 6\nprint(n * 7)\n")
+    equal(client.Exec(session_id=sid, command="python3 /tmp/_k8e_run.py").stdout, "42\n")
     large = "0123456789abcde\n" * (2 * MIB)
     client.WriteFile(session_id=sid, path="large", content=large)
     assert client.ReadFile(session_id=sid, path="large").content == large, "32 MiB came back different"

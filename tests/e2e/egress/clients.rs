@@ -174,6 +174,75 @@ fn npm() {
     });
 }
 
+/// What people type works in a new sandbox: no flags, no virtual environment, and programs of a
+/// package are found.
+#[test]
+fn package_managers_as_typed() {
+    everywhere("good.example,pip.example,npm.example", |inside| {
+        for name in ["pip.example", "npm.example"] {
+            inside.internet.zone().address(name, &[CDN]);
+            inside.may_name(name);
+        }
+        inside.internet.publish_wheel("pip.example");
+        inside.internet.publish_npm("npm.example");
+        let index =
+            format!("export PIP_INDEX_URL=https://pip.example/simple PIP_CERT={AUTHORITY}\n");
+        for install in ["pip install", "pip3 install", "python3 -m pip install"] {
+            let said = inside.sh(&format!(
+                "{index}{install} miniature >&2\nminiature\npython3 -m pip uninstall -y miniature >&2"
+            ));
+            assert_eq!(said.trim(), PACKAGED, "{install}");
+        }
+        // Not root: it goes below the user's home, which is in PATH too.
+        let user = [
+            "--user",
+            "user",
+            "--workdir",
+            "/home/user",
+            "--timeout",
+            "300",
+        ];
+        let ran = inside.session.run(
+            &user,
+            &format!("{index}pip install miniature >&2\nminiature"),
+        );
+        assert_eq!(ran.out().trim(), PACKAGED, "{}", ran.all());
+        let said = inside.sh(&format!(
+            "export NPM_CONFIG_REGISTRY=https://npm.example/ NPM_CONFIG_CAFILE={AUTHORITY}\n\
+             npm install miniature >&2\nnode -p 'require(\"miniature\")'"
+        ));
+        assert_eq!(said.trim(), PACKAGED);
+        let apt = inside.session.sh("apt-get install -y miniature");
+        assert_eq!(apt.code, 1, "{}", apt.all());
+        assert_eq!(
+            apt.err(),
+            "apt-get: system packages cannot be installed in this sandbox: its /usr is the host's, without the \
+             database of packages. Use pip or npm, or install the package on the machine that runs k8e server: new \
+             sessions have it.\n"
+        );
+    });
+}
+
+/// A package manager that may not reach its index says so soon: npm's own settings are for 70 seconds.
+#[test]
+fn package_managers_that_are_denied() {
+    everywhere("good.example", |inside| {
+        let denied =
+            "PIP_INDEX_URL=https://pip.example/simple NPM_CONFIG_REGISTRY=https://npm.example/";
+        let ran = inside.session.run(
+            &["--timeout", "50"],
+            &format!("export {denied}\nnpm install miniature; echo npm $?\npip install miniature; echo pip $?"),
+        );
+        assert_eq!(ran.out(), "npm 1\npip 1\n", "{}", ran.all());
+        let hint = format!(
+            "k8e: the sandbox may not reach npm.example, pip.example: \
+             `k8e sandbox allow-hosts --session-id {} --add npm.example,pip.example` does\n",
+            inside.session.id
+        );
+        assert!(ran.err().ends_with(&hint), "{}", ran.all());
+    });
+}
+
 #[test]
 fn git() {
     everywhere("good.example,git.example", |inside| {

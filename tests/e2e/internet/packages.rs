@@ -13,7 +13,8 @@ import sys, zipfile
 file, says = sys.argv[1:]
 info = "miniature-1.0.dist-info/"
 parts = {
-    "miniature.py": f"SAYS = {says!r}\n",
+    "miniature.py": f"SAYS = {says!r}\ndef main(): print(SAYS)\n",
+    info + "entry_points.txt": "[console_scripts]\nminiature = miniature:main\n",
     info + "METADATA": "Metadata-Version: 2.1\nName: miniature\nVersion: 1.0\n",
     info + "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
 }

@@ -32,7 +32,7 @@ pub fn command(start: &mut v1::RunStart, timeout: Duration) -> Result<Command, E
 }
 
 /// How a run ended.
-pub fn exited(outcome: &Outcome) -> v1::RunExited {
+pub fn exited(outcome: Outcome) -> v1::RunExited {
     v1::RunExited {
         exit_code: outcome.exit_code,
         signal: outcome.signal,
@@ -46,6 +46,11 @@ pub fn exited(outcome: &Outcome) -> v1::RunExited {
             .limits_hit
             .iter()
             .map(|limit| limit.as_str().to_owned())
+            .collect(),
+        egress_denied: outcome
+            .egress_denied
+            .into_iter()
+            .map(super::egress_flow)
             .collect(),
     }
 }

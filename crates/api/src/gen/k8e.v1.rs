@@ -349,14 +349,14 @@ pub struct Code {
     #[prost(bytes = "bytes", tag = "2")]
     pub code: ::prost::bytes::Bytes,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RunEvent {
     #[prost(oneof = "run_event::Event", tags = "1, 2, 3, 4")]
     pub event: ::core::option::Option<run_event::Event>,
 }
 /// Nested message and enum types in `RunEvent`.
 pub mod run_event {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Event {
         #[prost(message, tag = "1")]
         Started(super::RunStarted),
@@ -379,7 +379,7 @@ pub struct RunStarted {
     #[prost(string, tag = "4")]
     pub runtime: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RunExited {
     #[prost(int32, tag = "1")]
     pub exit_code: i32,
@@ -401,6 +401,10 @@ pub struct RunExited {
     /// Limits that were hit while it ran: memory, pids.
     #[prost(string, repeated, tag = "9")]
     pub limits_hit: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// What the sandbox tried to reach while it ran and no rule allows, each name once, at most 16.
+    /// Other commands of the session that ran at the same time count too.
+    #[prost(message, repeated, tag = "10")]
+    pub egress_denied: ::prost::alloc::vec::Vec<EgressFlow>,
 }
 /// A run in the background.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

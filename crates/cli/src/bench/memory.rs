@@ -252,6 +252,7 @@ mod tests {
             data_dir: "/d".into(),
             apikey: None,
             cert_dir: None,
+            ca_cert: None,
             no_autostart: true,
         };
         let dir = |endpoint| DataDir::of_server(&globals(endpoint)).map(|dir| dir.0);

@@ -1,5 +1,6 @@
 //! `k8e sandbox egress`: what a session tried to reach, and what became of it.
 
+use super::allowing;
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
@@ -65,9 +66,9 @@ struct FlowJson {
     rule: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
-    /// The reason as a sentence.
-    #[serde(skip_serializing_if = "str::is_empty")]
-    detail: &'static str,
+    /// The reason as a sentence, and what to do.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    detail: String,
     count: u64,
 }
 
@@ -94,11 +95,11 @@ pub(crate) async fn run(args: EgressArgs, mut client: Client) -> Result<u8, Fail
     let mut flows = Vec::new();
     while let Some(flow) = coming.message().await? {
         if for_people {
-            output::text(line(&flow).as_bytes())?;
+            output::text(line(&args.session_id, &flow).as_bytes())?;
         } else if args.follow {
-            output::json(&FlowJson::from(flow))?;
+            output::json(&FlowJson::new(&args.session_id, flow))?;
         } else {
-            flows.push(FlowJson::from(flow));
+            flows.push(FlowJson::new(&args.session_id, flow));
         }
     }
     if for_people || args.follow {
@@ -113,14 +114,14 @@ pub(crate) async fn run(args: EgressArgs, mut client: Client) -> Result<u8, Fail
 
 // === impl FlowJson ===
 
-impl From<v1::EgressFlow> for FlowJson {
-    fn from(flow: v1::EgressFlow) -> Self {
+impl FlowJson {
+    fn new(session_id: &str, flow: v1::EgressFlow) -> Self {
         Self {
             at_unix_ms: flow.at_unix_ms,
             verdict: verdict(&flow),
             protocol: protocol(&flow),
             port: (flow.port != 0).then_some(flow.port),
-            detail: sentence(&flow.reason),
+            detail: detail(session_id, &flow),
             name: flow.name,
             address: flow.address,
             rule: flow.rule,
@@ -131,11 +132,11 @@ impl From<v1::EgressFlow> for FlowJson {
 }
 
 /// One flow, for people.
-fn line(flow: &v1::EgressFlow) -> String {
+fn line(session_id: &str, flow: &v1::EgressFlow) -> String {
     let why = match (flow.verdict(), flow.rule.is_empty()) {
-        (v1::EgressVerdict::Denied, true) => explained(&flow.reason),
+        (v1::EgressVerdict::Denied, true) => explained(session_id, flow),
         (v1::EgressVerdict::Denied, false) => {
-            format!("{} ({})", explained(&flow.reason), clean(&flow.rule))
+            format!("{} ({})", explained(session_id, flow), clean(&flow.rule))
         }
         (_, true) => String::new(),
         (_, false) => format!("by {}", clean(&flow.rule)),
@@ -168,17 +169,21 @@ fn target(flow: &v1::EgressFlow) -> String {
     }
 }
 
-fn explained(reason: &str) -> String {
-    match sentence(reason) {
-        "" => clean(reason),
-        sentence => format!("{}: {sentence}", clean(reason)),
+fn explained(session_id: &str, flow: &v1::EgressFlow) -> String {
+    match detail(session_id, flow).as_str() {
+        "" => clean(&flow.reason),
+        detail => format!("{}: {detail}", clean(&flow.reason)),
     }
 }
 
-/// Empty for a reason that only a newer server knows.
-fn sentence(reason: &str) -> &'static str {
-    let reason = reason.parse::<DenyReason>();
-    reason.map_or("", DenyReason::sentence)
+/// Why it was denied and what to do; empty for a reason that only a newer server knows.
+fn detail(session_id: &str, flow: &v1::EgressFlow) -> String {
+    let reason = flow.reason.parse::<DenyReason>();
+    let sentence = reason.map_or("", DenyReason::sentence);
+    match allowing::entry(flow) {
+        Some(entry) => format!("{sentence}; {}", allowing::command(session_id, &[entry])),
+        None => sentence.to_owned(),
+    }
 }
 
 fn verdict(flow: &v1::EgressFlow) -> &'static str {
@@ -199,7 +204,7 @@ fn protocol(flow: &v1::EgressFlow) -> &'static str {
 }
 
 /// What the sandbox chose must not command the terminal.
-fn clean(text: &str) -> String {
+pub(super) fn clean(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_graphic() { c } else { '?' };
     text.chars().take(NAME_CHARS_MAX).map(plain).collect()
 }
@@ -245,7 +250,7 @@ mod tests {
 
     #[test]
     fn lines_are_aligned() {
-        let (allowed, denied) = (line(&flow()), line(&denied()));
+        let (allowed, denied) = (line("sess-a", &flow()), line("sess-a", &denied()));
         let start = "22:13:20  allowed  tcp  a.example:443 (192.0.2.1) ";
         assert!(allowed.starts_with(start), "{allowed}");
         assert!(allowed.ends_with("  by *.example\n"), "{allowed}");
@@ -263,7 +268,7 @@ mod tests {
             reason: "\x1b[2J".into(),
             ..denied()
         };
-        let line = line(&hostile);
+        let line = line("sess-a", &hostile);
         assert!(line.len() < 1000);
         let text = line.trim_end_matches('\n');
         assert!(text.bytes().all(|b| b.is_ascii_graphic() || b == b' '));
@@ -271,16 +276,19 @@ mod tests {
 
     #[test]
     fn json_leaves_out_what_is_not_known() {
-        let json = serde_json::to_value(FlowJson::from(denied())).unwrap();
+        let json = serde_json::to_value(FlowJson::new("sess-a", denied())).unwrap();
         assert_eq!(json["verdict"], "denied");
         assert_eq!(
             (&json["name"], &json["count"]),
             (&"b.example".into(), &3.into())
         );
         assert_eq!(json["reason"], "not_allowed");
-        assert!(json["detail"].as_str().unwrap().contains("allow-hosts"));
+        assert_eq!(
+            json["detail"],
+            "no rule of the session allows it; `k8e sandbox allow-hosts --session-id sess-a --add b.example` does"
+        );
         assert!(json.get("port").is_none() && json.get("address").is_none());
-        let json = serde_json::to_value(FlowJson::from(flow())).unwrap();
+        let json = serde_json::to_value(FlowJson::new("sess-a", flow())).unwrap();
         assert_eq!(
             (&json["port"], &json["rule"]),
             (&443.into(), &"*.example".into())
@@ -296,8 +304,12 @@ mod tests {
             reason: "mood".into(),
             ..flow()
         };
-        assert!(line(&newer).contains("unknown  ?  "), "{}", line(&newer));
-        let json = serde_json::to_value(FlowJson::from(newer)).unwrap();
+        assert!(
+            line("sess-a", &newer).contains("unknown  ?  "),
+            "{}",
+            line("sess-a", &newer)
+        );
+        let json = serde_json::to_value(FlowJson::new("sess-a", newer)).unwrap();
         assert_eq!(
             (&json["reason"], &json["verdict"]),
             (&"mood".into(), &"unknown".into())

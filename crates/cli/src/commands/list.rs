@@ -41,12 +41,16 @@ pub struct ListArgs {
         value_name = "BOOL"
     )]
     recursive: bool,
+
+    /// Files to show at most; `truncated` says whether there are more
+    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    limit: u32,
 }
 
 #[derive(Serialize)]
 struct ListJson {
     files: Vec<FileJson>,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    /// Whether there are more files than these.
     truncated: bool,
 }
 
@@ -62,10 +66,21 @@ pub(crate) async fn run(args: ListArgs, mut client: Client) -> Result<u8, Failur
         files: Vec::new(),
         truncated: false,
     };
-    while let Some(page) = pages.message().await? {
-        list.files
-            .extend(page.files.into_iter().map(FileJson::from));
-        list.truncated |= page.truncated;
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    // Leaving early ends the call, and so the listing in the sandbox.
+    while !list.truncated
+        && let Some(page) = pages.message().await?
+    {
+        let room = limit - list.files.len();
+        list.truncated = page.truncated || page.files.len() > room;
+        let files = page.files.into_iter().take(room).map(FileJson::from);
+        list.files.extend(files);
+    }
+    if list.truncated {
+        output::note(&format!(
+            "the list ends after {} files: name a directory, or raise --limit (100000 at most)",
+            list.files.len()
+        ));
     }
     output::json(&list).map(|()| 0)
 }

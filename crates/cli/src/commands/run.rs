@@ -41,7 +41,8 @@ Output:
   {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"session_created\":true,
    \"status\":\"completed\",…}
   session_created is true when the session was made for this run: its files are new.
-  status is completed, timed_out or oom_killed; limits_hit names the limits that were reached.
+  status is completed, timed_out or oom_killed; limits_hit names the limits that were reached,
+  egress_denied what it tried to reach and may not.
   With --background: {\"run_id\":\"run-…\",\"status\":\"started\",\"session_id\":\"sess-…\",
   \"session_created\":true}; go on with `poll`, `runs` and `cancel`.
 

@@ -9,6 +9,9 @@ use k8e_api::client::Client;
 use k8e_api::v1::{self, watch_run_response::Event};
 use serde::Serialize;
 
+/// The status of a run that is not over.
+const RUNNING: &str = "running";
+
 /// What `k8e sandbox poll --help` begins with.
 pub(super) const LONG_ABOUT: &str = "\
 Show how a background run is doing, with the first MiB of each stream that it wrote so far. Works for
@@ -24,8 +27,9 @@ Examples:
   k8e sandbox poll $RUN --follow
 
 Output:
-  {\"run_id\":\"run-…\",\"status\":\"running\",\"stdout\":\"…\",\"stderr\":\"\",\"exit_code\":0,…}
-  status is running, completed, timed_out, oom_killed, cancelled, failed or lost.")]
+  {\"run_id\":\"run-…\",\"status\":\"running\",\"stdout\":\"…\",\"stderr\":\"\",…}
+  status is running, completed, timed_out, oom_killed, cancelled, failed or lost.
+  exit_code and signal are there when it is over.")]
 pub struct PollArgs {
     /// The run
     #[arg(value_name = "RUN")]
@@ -78,7 +82,9 @@ struct SummaryJson {
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
     program: String,
-    exit_code: i32,
+    /// None while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit_code: Option<i32>,
     duration_ms: u64,
     truncated: bool,
     /// Unix seconds; 0 while it runs.
@@ -95,7 +101,9 @@ struct RunJson {
     stderr: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     stderr_base64: Option<String>,
-    signal: i32,
+    /// None while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits_hit: Vec<String>,
     #[serde(flatten)]
@@ -174,7 +182,7 @@ impl From<&v1::BackgroundRun> for SummaryJson {
             status: run.status.clone(),
             reason: run.reason.clone(),
             program: run.program.clone(),
-            exit_code: run.exit_code,
+            exit_code: (run.status != RUNNING).then_some(run.exit_code),
             duration_ms: run.duration_us / 1000,
             truncated: run.stdout_truncated || run.stderr_truncated,
             started_at: run.started_at_unix_ms / 1000,
@@ -197,7 +205,7 @@ impl From<v1::BackgroundRun> for RunJson {
             stdout_base64: stdout.base64,
             stderr: stderr.text,
             stderr_base64: stderr.base64,
-            signal: run.signal,
+            signal: summary.exit_code.map(|_| run.signal),
             limits_hit: run.limits_hit,
             summary,
         }

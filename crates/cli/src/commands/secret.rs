@@ -2,12 +2,14 @@
 
 use crate::failure::Failure;
 use crate::output;
+use crate::tty;
 use clap::{Args, Subcommand};
 use k8e_api::client::Client;
 use k8e_api::convert;
 use k8e_api::v1;
 use serde::Serialize;
-use tokio::io::AsyncReadExt as _;
+use std::io::IsTerminal as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 
 /// More than a secret may have, so that one that is too long is refused and not cut.
 const READ_BYTES_MAX: u64 = 1024 * 1024;
@@ -28,7 +30,8 @@ Code in the sandbox can read and print what it is given: give it as little as it
 /// The commands of `k8e secret`.
 #[derive(Subcommand, Debug)]
 pub enum SecretCommand {
-    /// Set a secret to what is on standard input; one newline at its end is left out
+    /// Set a secret to what is on standard input, or to a line that is typed and not shown; one
+    /// newline at its end is left out
     Set(SetArgs),
     /// List secrets, without their values
     List,
@@ -100,7 +103,7 @@ impl SecretCommand {
             Self::Set(args) => {
                 let (name, key) = named(&args.secret);
                 convert::secret_name(&name, &key)?;
-                let value = read_value(args.exact).await?;
+                let value = read_value(&args.secret, args.exact).await?;
                 // Only to say early what the server would say late.
                 convert::secret_value(value.clone().into())?;
                 Ok(Request::Set(v1::SetSecretRequest {
@@ -168,13 +171,23 @@ pub(super) fn named(text: &str) -> (String, String) {
     (name.to_owned(), key.to_owned())
 }
 
-async fn read_value(exact: bool) -> Result<Vec<u8>, Failure> {
+/// All of standard input; at a terminal one line, which is not shown while it is typed.
+async fn read_value(secret: &str, exact: bool) -> Result<Vec<u8>, Failure> {
     let mut value = Vec::new();
-    tokio::io::stdin()
-        .take(READ_BYTES_MAX)
-        .read_to_end(&mut value)
-        .await
-        .map_err(|e| Failure::io("read the value from standard input", &e))?;
+    let stdin = tokio::io::stdin().take(READ_BYTES_MAX);
+    let read = if std::io::stdin().is_terminal() {
+        let _hidden = tty::NoEcho::enter()?;
+        output::prompt(&format!("value of {secret} (not shown; Enter ends it): "));
+        let mut line = BufReader::new(stdin);
+        let read = line.read_until(b'\n', &mut value).await;
+        // The newline that was typed was not shown either.
+        output::prompt("\n");
+        read
+    } else {
+        let mut stdin = stdin;
+        stdin.read_to_end(&mut value).await
+    };
+    read.map_err(|e| Failure::io("read the value from standard input", &e))?;
     if !exact && value.ends_with(b"\n") {
         value.pop();
         if value.ends_with(b"\r") {

@@ -1,5 +1,6 @@
 //! One run on the server, as `run` and `exec` share it: flags, standard input, events, result.
 
+use super::ended::{self, Asked};
 use crate::failure::{EXIT_REQUEST, Failure};
 use crate::output::{self, Raw};
 use crate::render::Text;
@@ -65,6 +66,12 @@ pub(crate) async fn drive(mut client: Client, request: Request) -> Result<u8, Fa
         raw,
     } = request;
     let stdin = start.stdin;
+    let asked = Asked {
+        timeout_ms: start.timeout_ms,
+        fresh: start.fresh,
+        allowed_hosts: (start.create.as_ref())
+            .map_or_else(Vec::new, |create| create.allowed_hosts.clone()),
+    };
     let (sender, receiver) = mpsc::channel(INPUT_QUEUE_MAX);
     let first = v1::RunRequest {
         message: Some(Message::Start(start)),
@@ -102,9 +109,11 @@ pub(crate) async fn drive(mut client: Client, request: Request) -> Result<u8, Fa
         feeder.abort();
     }
     let exit = exit_code(exited.exit_code);
+    let notes = ended::notes(&asked, &started.session_id, &exited, raw);
     if let Sink::Kept(kept) = sink {
         output::json(&RunJson::new(kept, &started, exited, language))?;
     }
+    notes.iter().for_each(|note| output::note(note));
     Ok(exit)
 }
 
@@ -141,6 +150,9 @@ struct RunJson {
     runtime: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits_hit: Vec<String>,
+    /// Names, or addresses, that the session's rules or the server's denied while it ran.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    egress_denied: Vec<String>,
 }
 
 // === impl CommandArgs ===
@@ -222,6 +234,7 @@ impl RunJson {
             language,
             runtime: started.runtime.clone(),
             limits_hit: exited.limits_hit,
+            egress_denied: ended::names(&exited.egress_denied),
         }
     }
 }

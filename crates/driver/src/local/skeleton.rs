@@ -3,6 +3,8 @@
 //! The host's programs come as read-only lower layers. Everything else is made here once per
 //! server start: an empty `/root`, `/home`, `/var`, and an `/etc` with only what programs need to
 //! start (users, the linker's cache, alternatives, certificates, time zone). No secrets, no keys.
+//! Package managers are set up for a sandbox: pip and npm install as typed, the system's own says
+//! why it cannot.
 
 use crate::DriverError;
 use k8e_egress::wire;
@@ -57,9 +59,11 @@ const ETC_FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 const USER: u32 = 1000;
 
 /// Directories that every system has, and their modes.
-const DIRECTORIES: [(&str, u32); 19] = [
+const DIRECTORIES: [(&str, u32); 21] = [
     ("dev", 0o755),
     ("etc", 0o755),
+    ("etc/k8e", 0o755),
+    ("etc/k8e/bin", 0o755),
     ("home", 0o755),
     ("home/user", 0o755),
     ("mnt", 0o755),
@@ -80,7 +84,7 @@ const DIRECTORIES: [(&str, u32); 19] = [
 ];
 
 /// No passwords, and no shadow file that programs would look for them in.
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 9] = [
     (
         "etc/passwd",
         "root:*:0:0:root:/root:/bin/bash\ndaemon:*:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n\
@@ -102,9 +106,44 @@ const FILES: [(&str, &str); 6] = [
     ("etc/shells", "/bin/sh\n/bin/bash\n"),
     (
         "etc/profile",
-        "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n",
+        "export PATH=$HOME/.local/bin:/etc/k8e/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n",
     ),
+    ("etc/pip.conf", PIP),
+    ("root/.npmrc", NPM),
+    ("home/user/.npmrc", NPM),
 ];
+
+/// Nobody else's system is broken by what is installed in a sandbox (PEP 668), and its root is not
+/// the host's. With more retries a host that is not allowed fails after 9 seconds instead of one.
+const PIP: &str = "\
+[global]
+break-system-packages = true
+root-user-action = ignore
+disable-pip-version-check = true
+retries = 2
+";
+
+/// npm asks again also for a name that does not exist, by default after 10 and 60 seconds.
+const NPM: &str = "\
+fetch-retries=2
+fetch-retry-factor=2
+fetch-retry-mintimeout=500
+fetch-retry-maxtimeout=2000
+update-notifier=false
+";
+
+/// Package managers of the system. Those that the host has are replaced by [`CANNOT_INSTALL`].
+const PACKAGE_MANAGERS: [&str; 8] = [
+    "apk", "apt", "apt-get", "aptitude", "dnf", "pacman", "yum", "zypper",
+];
+
+/// In place of the system's package manager, found first in PATH.
+const CANNOT_INSTALL: &str = "\
+#!/bin/sh
+echo \"${0##*/}: system packages cannot be installed in this sandbox: its /usr is the host's, without the database \
+of packages. Use pip or npm, or install the package on the machine that runs k8e server: new sessions have it.\" >&2
+exit 1
+";
 
 const LINKS: [(&str, &str); 4] = [
     ("etc/mtab", "/proc/self/mounts"),
@@ -174,13 +213,28 @@ fn build_io(dir: &Path) -> io::Result<()> {
     );
     let resolver = ("etc/resolv.conf", resolver.as_str());
     for (name, text) in FILES.into_iter().chain([resolver]) {
-        fs::write(dir.join(name), text)?;
-        fs::set_permissions(dir.join(name), Permissions::from_mode(0o644))?;
+        write_file(&dir.join(name), text, 0o644)?;
+    }
+    chown(dir.join("home/user/.npmrc"), Some(USER), Some(USER))?;
+    for name in PACKAGE_MANAGERS {
+        let is_there = |bin: &str| Path::new("/").join(bin).join(name).exists();
+        if ["usr/bin", "usr/sbin", "bin", "sbin"]
+            .into_iter()
+            .any(is_there)
+        {
+            write_file(&dir.join("etc/k8e/bin").join(name), CANNOT_INSTALL, 0o755)?;
+        }
     }
     for (name, target) in LINKS {
         symlink(target, dir.join(name))?;
     }
     Ok(())
+}
+
+fn write_file(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+    fs::write(path, text)?;
+    // Past the umask.
+    fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
 fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
@@ -287,6 +341,11 @@ mod tests {
                 .starts_with("root:*:0:0")
         );
         assert!(layers().iter().any(|layer| layer.name == "usr"));
+        let wrapper = |name: &str| root.join("etc/k8e/bin").join(name);
+        let host_has = |name: &str| Path::new("/usr/bin").join(name).exists();
+        for name in ["apt-get", "dnf"] {
+            assert_eq!(wrapper(name).exists(), host_has(name), "{name}");
+        }
     }
 
     #[test]

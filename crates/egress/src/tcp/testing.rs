@@ -37,6 +37,7 @@ pub(super) fn policy(allow: &[&str], deny: &[&str]) -> Policy {
     Policy {
         allow: EgressPolicy::parse(allow).unwrap(),
         deny: DenyList::parse(deny).unwrap(),
+        session: "sess-a".to_owned(),
     }
 }
 

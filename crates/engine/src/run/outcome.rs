@@ -1,6 +1,6 @@
 //! How a run ended: what the guest says, held against what the host saw.
 
-use k8e_model::{LimitEvents, LimitKind, Outcome, RunStatus};
+use k8e_model::{Flow, LimitEvents, LimitKind, Outcome, RunStatus};
 use k8e_wire::proto::Exited;
 use std::time::Duration;
 
@@ -14,10 +14,11 @@ pub(super) struct Seen {
     pub(super) stderr_bytes: u64,
     pub(super) limits_before: LimitEvents,
     pub(super) limits_after: LimitEvents,
+    pub(super) egress_denied: Vec<Flow>,
 }
 
 /// The outcome, or what cannot be.
-pub(super) fn judge(exited: &Exited, seen: &Seen) -> Result<Outcome, &'static str> {
+pub(super) fn judge(exited: &Exited, seen: Seen) -> Result<Outcome, &'static str> {
     if !(0..=255).contains(&exited.exit_code) || !(0..=SIGNAL_MAX).contains(&exited.signal) {
         return Err("it reported an impossible exit code");
     }
@@ -44,6 +45,7 @@ pub(super) fn judge(exited: &Exited, seen: &Seen) -> Result<Outcome, &'static st
         stdout_truncated: exited.stdout_truncated || stdout_bytes > seen.stdout_bytes,
         stderr_truncated: exited.stderr_truncated || stderr_bytes > seen.stderr_bytes,
         limits_hit,
+        egress_denied: seen.egress_denied,
     })
 }
 
@@ -61,11 +63,12 @@ mod tests {
                 oom_kills,
                 pids_refused,
             },
+            egress_denied: Vec::new(),
         }
     }
 
     #[track_caller]
-    fn check(exited: Exited, seen: &Seen, status: RunStatus, limits_hit: &[LimitKind]) {
+    fn check(exited: Exited, seen: Seen, status: RunStatus, limits_hit: &[LimitKind]) {
         let outcome = judge(&exited, seen).unwrap();
         assert_eq!(
             (outcome.status, outcome.limits_hit.as_slice()),
@@ -80,29 +83,29 @@ mod tests {
             signal,
             ..Exited::default()
         };
-        check(exit(3, 0), &seen(0, 0), RunStatus::Completed, &[]);
-        check(exit(137, 9), &seen(0, 0), RunStatus::Completed, &[]);
+        check(exit(3, 0), seen(0, 0), RunStatus::Completed, &[]);
+        check(exit(137, 9), seen(0, 0), RunStatus::Completed, &[]);
         check(
             exit(137, 9),
-            &seen(1, 0),
+            seen(1, 0),
             RunStatus::OomKilled,
             &[LimitKind::Memory],
         );
         check(
             exit(137, 0),
-            &seen(1, 0),
+            seen(1, 0),
             RunStatus::OomKilled,
             &[LimitKind::Memory],
         );
         check(
             exit(0, 0),
-            &seen(1, 0),
+            seen(1, 0),
             RunStatus::Completed,
             &[LimitKind::Memory],
         );
         check(
             exit(1, 0),
-            &seen(0, 7),
+            seen(0, 7),
             RunStatus::Completed,
             &[LimitKind::Pids],
         );
@@ -111,7 +114,7 @@ mod tests {
                 timed_out: true,
                 ..exit(137, 9)
             },
-            &seen(0, 0),
+            seen(0, 0),
             RunStatus::TimedOut,
             &[],
         );
@@ -127,7 +130,7 @@ mod tests {
                         signal,
                         ..Exited::default()
                     },
-                    &seen(0, 0)
+                    seen(0, 0)
                 )
                 .is_err()
             );
@@ -137,7 +140,7 @@ mod tests {
             stderr_bytes: 5,
             ..Exited::default()
         };
-        let outcome = judge(&lies, &seen(0, 0)).unwrap();
+        let outcome = judge(&lies, seen(0, 0)).unwrap();
         assert_eq!(outcome.duration, Duration::from_secs(1));
         assert_eq!(
             (outcome.stdout_bytes, outcome.stdout_truncated),

@@ -75,6 +75,7 @@ impl Sessions {
             &shared.recorder,
         )?;
         let limits_before = live.limit_events();
+        let egress_before = live.egress_mark();
         let started = Instant::now();
         let program = shown(&command.program);
         let (call, pid) = match start_call(&shared.store, used, &command).await {
@@ -106,6 +107,7 @@ impl Sessions {
             output_bytes_max: command.output_bytes_max,
             stdin: command.stdin,
             limits_before,
+            egress_before,
         };
         let mut run = Run::new(shared, live, begun);
         run.session_created = created;
@@ -193,7 +195,9 @@ pub(crate) fn refused(call: &Call, error: &proto::Error, program: &Program) -> E
             program: language.interpreter()[0],
             hint: language.install_hint(),
         },
-        Program::Argv(_) => Error::NoProgram(shown(program)),
+        Program::Argv(_) => Error::NoProgram {
+            program: shown(program),
+        },
     }
 }
 

@@ -194,8 +194,9 @@ impl Run {
             stderr_bytes: self.stderr_bytes,
             limits_before: self.limits_before,
             limits_after: self.live.limit_events(),
+            egress_denied: self.live.denied_since(self.egress_before),
         };
-        let outcome = outcome::judge(exited, &seen)?;
+        let outcome = outcome::judge(exited, seen)?;
         let limits: Vec<_> = outcome
             .limits_hit
             .iter()
@@ -207,7 +208,7 @@ impl Run {
             true => (RunEnd::Cancelled, "cancelled"),
             false => (RunEnd::from(&outcome), outcome.status.as_str()),
         };
-        let detail = json!({
+        let mut detail = json!({
             "exit_code": outcome.exit_code,
             "signal": outcome.signal,
             "status": status,
@@ -216,6 +217,11 @@ impl Run {
             "stderr_bytes": outcome.stderr_bytes,
             "limits_hit": limits,
         });
+        let denied = outcome.egress_denied.iter();
+        let denied: Vec<&str> = denied.filter_map(|flow| flow.name.as_deref()).collect();
+        if !denied.is_empty() {
+            detail["egress_denied"] = json!(denied);
+        }
         self.over(end, detail);
         Ok(outcome)
     }

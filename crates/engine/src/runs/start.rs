@@ -140,6 +140,7 @@ async fn begin(
     let record = BackgroundRun::new(session, program.clone(), command.timeout, now_ms());
     shared.store.insert_run(&record).await?;
     let limits_before = live.limit_events();
+    let egress_before = live.egress_mark();
     let started = Instant::now();
     let (call, pid) = match start_call(shared, used, &record, command).await {
         Ok(started) => started,
@@ -170,6 +171,7 @@ async fn begin(
         output_bytes_max: command.output_bytes_max,
         stdin: false,
         limits_before,
+        egress_before,
     };
     let run = Run::new(shared, live, begun).in_background(&kept, true);
     shared.runtime.spawn(keep(Arc::clone(shared), kept, run));
@@ -227,6 +229,7 @@ async fn resume(shared: Arc<Shared>, kept: Arc<Kept>, used: Use) {
                 output_bytes_max: Some(BACKGROUND_OUTPUT_BYTES_MAX),
                 stdin: false,
                 limits_before: live.limit_events(),
+                egress_before: live.egress_mark(),
             };
             // What of its output the earlier server wrote down is not known.
             let run = Run::new(&shared, live, begun).in_background(&kept, false);

@@ -17,8 +17,8 @@ use crate::recorder::now_ms;
 use crate::{Error, SessionView};
 use k8e_driver::{Driver, Sandbox, SandboxSpec};
 use k8e_model::{
-    Limits, Phase, Principal, SandboxId, Session, SessionId, SessionOrigin, SessionSpec, Template,
-    TenantId,
+    Limits, Phase, Principal, Quantity, SandboxId, Session, SessionId, SessionOrigin, SessionSpec,
+    Template, TenantId,
 };
 use k8e_store::StoreError;
 use serde_json::json;
@@ -261,19 +261,24 @@ impl Drop for Owned {
 
 /// Whether a session asks for no more than it may.
 fn check_ceiling(asked: &Limits, max: &Limits) -> Result<(), Error> {
-    let below = |noun: &str, unit: &str, asked: u64, max: u64| {
+    let below = |quantity: Quantity, asked: u64, max: u64| {
         if asked <= max {
             return Ok(());
         }
         Err(Error::Invalid(format!(
-            "{noun} limit of {asked} {unit} is above this server's maximum of {max} {unit}"
+            "{} limit of {} is above this server's maximum of {}: ask for less, or restart the server with a \
+             higher --max-{}",
+            quantity.noun(),
+            quantity.text(asked),
+            quantity.text(max),
+            quantity.flag(),
         )))
     };
     let cpus = (u64::from(asked.cpu_millis), u64::from(max.cpu_millis));
-    below("memory", "bytes", asked.memory_bytes, max.memory_bytes)?;
-    below("cpu", "thousandths", cpus.0, cpus.1)?;
-    below("pids", "processes", asked.pids.into(), max.pids.into())?;
-    below("disk", "bytes", asked.disk_bytes, max.disk_bytes)
+    below(Quantity::Memory, asked.memory_bytes, max.memory_bytes)?;
+    below(Quantity::Cpu, cpus.0, cpus.1)?;
+    below(Quantity::Pids, asked.pids.into(), max.pids.into())?;
+    below(Quantity::Disk, asked.disk_bytes, max.disk_bytes)
 }
 
 /// Does the work; on failure takes everything back and records why.

@@ -166,6 +166,23 @@ pub(crate) async fn remove(sandbox: &Arc<dyn Sandbox>) -> Result<(), DriverError
     sandbox.destroy().await
 }
 
+/// What to do about a memory limit that was too low. A session keeps the limits that it was made
+/// with, so no flag of a later run raises it.
+fn more_memory(limit_bytes: u64, max_bytes: u64) -> String {
+    let limit = k8e_model::size_text(limit_bytes);
+    match limit_bytes.saturating_mul(2).min(max_bytes) {
+        more if more > limit_bytes => format!(
+            "its limit was {limit}, which a session keeps; make a new one with more, \
+             as in `k8e sandbox create --memory {}`",
+            k8e_model::size_text(more)
+        ),
+        _ => format!(
+            "its limit was {limit}, the most that this server gives: use less memory, \
+             or restart the server with a higher --max-memory"
+        ),
+    }
+}
+
 /// Ends the session when its sandbox dies by itself.
 pub(super) async fn watch_over(shared: Arc<Shared>, live: Arc<Live>) {
     let Some(sandbox) = live.sandbox() else {
@@ -180,8 +197,11 @@ pub(super) async fn watch_over(shared: Arc<Shared>, live: Arc<Live>) {
     let reason = match live.limit_events().oom_kills {
         0 => "the sandbox died".to_owned(),
         kills => format!(
-            "the sandbox died after {kills} of its processes were killed for memory: its limit is {} MiB, ask for more",
-            live.record.limits.memory_bytes >> 20
+            "the sandbox died after {kills} of its processes were killed for memory: {}",
+            more_memory(
+                live.record.limits.memory_bytes,
+                shared.config.limits_max.memory_bytes
+            )
         ),
     };
     shared.end(&live, "died", &reason);

@@ -137,6 +137,7 @@ impl Shared {
         gate.set_policy(Policy {
             allow: policy.clone(),
             deny: self.config.denied.to(&live.record.tenant),
+            session: live.record.id.as_str().to_owned(),
         });
         live.set_gate(Some(gate));
         Ok(())

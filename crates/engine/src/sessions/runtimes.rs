@@ -73,6 +73,14 @@ impl Shared {
         installed.map(|(driver, _)| driver.kind())
     }
 
+    /// Whether sandboxes of this kind can be made here.
+    pub(super) fn works(&self, kind: RuntimeKind) -> bool {
+        let probes = self.probes();
+        let mut candidates = self.drivers.iter().zip(probes.iter());
+        candidates
+            .any(|(driver, probe)| driver.kind() == kind && matches!(probe, Probe::Usable { .. }))
+    }
+
     /// The driver that was asked for, or the default one.
     pub(super) fn choose(&self, asked: Option<RuntimeKind>) -> Result<Arc<dyn Driver>, Error> {
         let kind = asked

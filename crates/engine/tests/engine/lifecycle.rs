@@ -515,11 +515,10 @@ async fn a_dead_sandbox_ends_its_session() {
         },
     );
     server.driver.kill(&view.session.sandbox);
-    assert!(
-        server
-            .ended("b")
-            .await
-            .contains("its limit is 512 MiB, ask for more")
+    assert_eq!(
+        server.ended("b").await,
+        "the sandbox died after 2 of its processes were killed for memory: its limit was 512MiB, which a session \
+         keeps; make a new one with more, as in `k8e sandbox create --memory 1GiB`"
     );
     assert_eq!(server.kinds("b").await, ["created", "died"]);
 }
@@ -611,14 +610,15 @@ async fn limits_have_a_ceiling() {
                 memory_bytes: (1 << 30) + 1,
                 ..max
             },
-            "memory limit of 1073741825 bytes is above this server's maximum of 1073741824 bytes",
+            "memory limit of 1073741825 bytes (about 1024MiB) is above this server's maximum of 1GiB",
         ),
         (
             Limits {
                 cpu_millis: 2001,
                 ..max
             },
-            "cpu limit of 2001 thousandths is above",
+            "cpu limit of 2.001 CPUs is above this server's maximum of 2 CPUs: ask for less, or restart the server \
+             with a higher --max-cpus",
         ),
         (Limits { pids: 101, ..max }, "pids limit of 101"),
         (
@@ -626,7 +626,7 @@ async fn limits_have_a_ceiling() {
                 disk_bytes: 1 << 33,
                 ..max
             },
-            "disk limit of 8589934592 bytes",
+            "disk limit of 8GiB",
         ),
     ] {
         refused(create(limits).await, Code::Invalid, want);
@@ -673,4 +673,20 @@ async fn a_server_without_the_host_template_makes_no_session_from_it() {
     // What is there goes on.
     server.run("before", "true").await.unwrap();
     assert_eq!(server.driver.launched(), 1);
+}
+
+#[tokio::test]
+async fn another_runtime_than_gvisor_only_where_the_operator_allows_it() {
+    for (gvisor_fallback, want) in [(false, Some(RuntimeKind::Gvisor)), (true, None)] {
+        let config = Config {
+            gvisor_fallback,
+            ..Config::default()
+        };
+        // It has no gVisor.
+        let server = Server::with(config, FakeDriver::new()).await;
+        let given = |asked| server.sessions.runtime_or_fallback(asked);
+        assert_eq!(given(Some(RuntimeKind::Gvisor)), want);
+        assert_eq!(given(Some(RuntimeKind::Native)), Some(RuntimeKind::Native));
+        assert_eq!(given(None), None);
+    }
 }

@@ -180,7 +180,14 @@ async fn what_is_missing_is_named() {
     refused(
         start(&server, argv(&["no-such-program"])).await,
         Code::Invalid,
-        "program no-such-program not found in the sandbox",
+        "program \"no-such-program\" not found in the sandbox: check its name and the PATH inside",
+    );
+    refused(
+        start(&server, argv(&["ls -la"])).await,
+        Code::Invalid,
+        "program \"ls -la\" not found in the sandbox: it is one argument with spaces in it; give the program and \
+         each argument as a word of its own (`k8e sandbox exec SESSION -- ls -la`), or a shell command line to \
+         `k8e sandbox run`",
     );
 
     let missing = k8e_wire::proto::Error {
@@ -298,7 +305,11 @@ async fn destroying_a_session_ends_its_runs() {
     let (who, id) = (me(), sid("a"));
     let (ended, destroyed) = tokio::join!(finish(run), server.sessions.destroy(&who, &id));
     destroyed.unwrap();
-    refused(ended, Code::Unavailable, "session a was destroyed");
+    refused(
+        ended,
+        Code::Unavailable,
+        "session a not found: it ended meanwhile (",
+    );
 }
 
 #[tokio::test]

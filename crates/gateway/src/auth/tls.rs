@@ -31,6 +31,10 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 /// A certificate with less than this left is made again.
 const RENEW_BEFORE_S: i64 = 30 * 24 * 3600;
 
+/// Names under which `sandbox.v1` clients look for the authority: those of today and of the first
+/// generation.
+const LINKS: [&str; 2] = ["sandbox-ca.crt", "serving-kube-apiserver.crt"];
+
 /// The name in the admin's certificate, and so the owner of what it makes.
 const ADMIN: &str = "admin";
 
@@ -92,6 +96,18 @@ impl Tls {
             .write()
             .unwrap_or_else(PoisonError::into_inner) = shown;
         Ok(true)
+    }
+
+    /// Links to the authority under the names that `sandbox.v1` clients on this machine look for in
+    /// `dir`. A file that is there is another program's and stays.
+    pub(crate) fn link_authority(&self, dir: &Path) -> Result<(), Error> {
+        let ours = std::path::absolute(self.dir.join("sandbox-ca.crt"));
+        let ours = ours.unwrap_or_else(|_| self.dir.join("sandbox-ca.crt"));
+        files::make_dir(dir)?;
+        for name in LINKS {
+            files::link(&ours, &dir.join(name))?;
+        }
+        Ok(())
     }
 
     /// What signs, as clients need it.
@@ -374,6 +390,21 @@ mod tests {
         std::fs::write(dir.path().join("sandbox-ca.key"), "garbage").unwrap();
         let error = Tls::open(dir.path(), &[]).err().unwrap().to_string();
         assert!(error.contains("new authority"), "{error}");
+    }
+
+    #[test]
+    fn links_to_the_authority_leave_other_files_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, links) = (dir.path().join("tls"), dir.path().join("server/tls"));
+        std::fs::create_dir_all(&links).unwrap();
+        std::fs::write(links.join("sandbox-ca.crt"), "another server's").unwrap();
+        std::os::unix::fs::symlink("/nowhere", links.join("serving-kube-apiserver.crt")).unwrap();
+        let tls = Tls::open(&ours, &[]).unwrap();
+        tls.link_authority(&links).unwrap();
+        tls.link_authority(&links).unwrap();
+        let read = |name: &str| std::fs::read_to_string(links.join(name)).unwrap();
+        assert_eq!(read("sandbox-ca.crt"), "another server's");
+        assert_eq!(read("serving-kube-apiserver.crt"), tls.ca_pem());
     }
 
     #[test]

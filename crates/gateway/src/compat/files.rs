@@ -27,7 +27,8 @@ pub(super) async fn write(
     who: &Principal,
     request: k8e::WriteFileRequest,
 ) -> Result<k8e::WriteFileResponse, Status> {
-    let (id, path) = place(&request.session_id, &request.path)?;
+    let id = compat::session_id(&request.session_id).map_err(model_status)?;
+    let path = GuestPath::parse_script(request.path.as_bytes()).map_err(model_status)?;
     let (append, mode) = compat::write_mode(&request.mode);
     let options = WriteOptions { append, mode };
     let mut writer = sessions

@@ -15,7 +15,8 @@ pub(super) async fn create(
 ) -> Result<k8e::CreateSessionResponse, Status> {
     let defaults = sessions.defaults();
     let spec = compat::session_spec(request, defaults.limits, defaults.lifetime);
-    let spec = spec.map_err(model_status)?;
+    let mut spec = spec.map_err(model_status)?;
+    spec.runtime = sessions.runtime_or_fallback(spec.runtime);
     let view = sessions.create(who, spec).await.map_err(engine_status)?;
     Ok(k8e::CreateSessionResponse {
         session_id: view.session.id.to_string(),

@@ -120,7 +120,7 @@ fn wire_event(run: &Run, event: RunEvent) -> Event {
         }),
         RunEvent::Stdout(bytes) => Event::Stdout(bytes),
         RunEvent::Stderr(bytes) => Event::Stderr(bytes),
-        RunEvent::Exited(outcome) => Event::Exited(convert::exited(&outcome)),
+        RunEvent::Exited(outcome) => Event::Exited(convert::exited(outcome)),
     }
 }
 

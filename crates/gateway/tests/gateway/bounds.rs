@@ -90,7 +90,10 @@ async fn a_write_ends_with_its_session() {
     let status = tokio::time::timeout(SOON, call).await;
     let status = status.expect("the write ends").unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
-    assert!(status.message().contains("was destroyed"), "{status}");
+    assert!(
+        status.message().contains("not found: it ended meanwhile"),
+        "{status}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -146,6 +146,7 @@ impl TestServer {
             socket_group: "k8e".to_owned(),
             tcp,
             tls_dir: dir.path().join("tls"),
+            tls_links_dir: None,
             tls_names: Vec::new(),
             tls_check_every: Duration::from_millis(50),
             rate_limits: limits,

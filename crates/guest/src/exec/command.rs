@@ -10,8 +10,12 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-/// Where programs are looked for when the request says nothing else.
-const PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where programs are looked for when the request says nothing else, after [`OWN_PROGRAMS`] of the
+/// user. The first is where a template puts programs in place of the system's.
+const PATH: &[u8] = b"/etc/k8e/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Below the home directory: where `pip install` puts programs of a user who is not root.
+const OWN_PROGRAMS: &[u8] = b"/.local/bin:";
 
 /// Where commands run when the request says nothing else.
 const CWD: &[u8] = b"/workspace";
@@ -103,8 +107,13 @@ impl Command {
 }
 
 fn environment(request: &Exec, user: &User) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, Error> {
+    // A colon in it would be two directories.
+    let path = match user.home.contains(&b':') {
+        true => PATH.to_vec(),
+        false => [&user.home, OWN_PROGRAMS, PATH].concat(),
+    };
     let base: [(&[u8], &[u8]); 4] = [
-        (b"PATH", PATH),
+        (b"PATH", &path),
         (b"HOME", &user.home),
         (b"USER", &user.name),
         (b"LANG", b"C.UTF-8"),

@@ -459,7 +459,7 @@ fn environment_directory_and_user() {
         let ran = guest.exec(exec).await.unwrap();
         let mut want = format!("{}\nHOME=/root\nLANG=C.UTF-8\n", cwd.display()).into_bytes();
         want.extend_from_slice(
-            b"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n",
+            b"PATH=/root/.local/bin:/etc/k8e/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n",
         );
         want.extend_from_slice(
             format!("PWD={}\nUSER=root\nX=\u{0}", cwd.display())

@@ -27,6 +27,9 @@ const POOL_MIN_DEFAULT: u32 = 2;
 /// In the data directory: certificates and their keys.
 pub(super) const TLS: &str = "tls";
 
+/// In the data directory: where `sandbox.v1` clients on this machine look for the authority.
+pub(super) const TLS_LINKS: &str = "server/tls";
+
 /// Whose members may use the socket.
 const SOCKET_GROUP: &str = "k8e";
 
@@ -112,6 +115,11 @@ pub(crate) struct ServerArgs {
     /// How gVisor gets hold of system calls: systrap, kvm or ptrace
     #[arg(long, default_value = "systrap", value_name = "NAME")]
     gvisor_platform: Platform,
+
+    /// Where gVisor does not work, give sandbox.v1 clients that ask for it the default runtime: some
+    /// ask for nothing else. Their sandboxes then share this machine's kernel
+    #[arg(long)]
+    gvisor_fallback: bool,
 
     /// Memory of a sandbox that does not say
     #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = units::size)]
@@ -303,6 +311,7 @@ impl ServerArgs {
                 background_runs_per_session_max: count(self.max_background_runs),
                 run_timeout: self.run_timeout,
                 egress_default: egress.allowed.clone(),
+                gvisor_fallback: self.gvisor_fallback,
                 ..Default::default()
             },
             gateway: k8e_gateway::Config {
@@ -312,6 +321,7 @@ impl ServerArgs {
                 socket_group: SOCKET_GROUP.to_owned(),
                 tcp,
                 tls_dir: globals.data_dir.join(TLS),
+                tls_links_dir: Some(globals.data_dir.join(TLS_LINKS)),
                 tls_names: names(self.advertise_hostname),
                 tls_check_every: TLS_CHECK_EVERY,
                 rate_limits: RateLimits {

@@ -69,8 +69,15 @@ impl DataDir {
     }
 
     /// Where certificates and their keys are.
-    pub(super) fn tls(&self) -> PathBuf {
+    fn tls(&self) -> PathBuf {
         self.0.join(args::TLS)
+    }
+
+    /// Everything that the server writes is below one of these.
+    pub(super) fn servers(&self) -> [PathBuf; 3] {
+        let links = self.0.join(args::TLS_LINKS);
+        let links = links.parent().map(Path::to_owned).unwrap_or(links);
+        [self.store(), self.tls(), links]
     }
 
     /// Makes what the server writes its own, and lets it, and members of the socket's group, pass
@@ -78,7 +85,7 @@ impl DataDir {
     pub(super) fn give_to(&self, user: &ServerUser) -> Result<(), Error> {
         self.move_store()
             .map_err(|source| self.failed("move the store in", source))?;
-        for dir in [self.store(), self.tls()] {
+        for dir in self.servers() {
             user.own(&dir)
                 .map_err(|source| self.failed("prepare", source))?;
         }

@@ -100,12 +100,12 @@ impl ServerUser {
     /// Gives up root for good. The process must have one thread.
     pub(super) fn become_it(&self, data_dir: &DataDir) -> Result<(), Error> {
         let culprit = self.cannot_pass(data_dir.path());
-        let own = vec![data_dir.store(), data_dir.tls()];
+        let own = data_dir.servers();
         let confinement = Confinement {
             uid: self.uid,
             gid: self.gid,
             groups: args::socket_group().into_iter().collect(),
-            read_write: own.clone(),
+            read_write: own.to_vec(),
             read_only: READ_ONLY.map(PathBuf::from).into(),
         };
         let weaker = k8e_confine::confine(&confinement).map_err(Error::Confine)?;

@@ -84,7 +84,7 @@ macro_rules! reasons {
 reasons! {
     /// No rule of the session is about it.
     NotAllowed = "not_allowed",
-        "no rule of the session allows it; `k8e sandbox allow-hosts --add` can";
+        "no rule of the session allows it";
     /// An entry of the server's or the tenant's deny list is about it.
     DenyList = "deny_list",
         "the server denies it to this session; no rule of a session can change that";
@@ -167,6 +167,29 @@ impl fmt::Display for FlowProtocol {
 }
 
 // === impl DenyReason ===
+
+impl DenyReason {
+    /// Whether a rule, or the lack of one, is why; the rest is about the network, or about load.
+    pub fn is_by_rule(self) -> bool {
+        match self {
+            Self::NotAllowed
+            | Self::DenyList
+            | Self::NoName
+            | Self::EncryptedHello
+            | Self::WrongAddress
+            | Self::PrivateAddress
+            | Self::ThisMachine
+            | Self::PortClosed => true,
+            Self::Protocol
+            | Self::TooManyConnections
+            | Self::RateLimited
+            | Self::Malformed
+            | Self::Unresolved
+            | Self::Unreachable
+            | Self::PolicyChanged => false,
+        }
+    }
+}
 
 impl FromStr for DenyReason {
     type Err = Error;

@@ -9,6 +9,7 @@ fn policy(allow: &[&str], deny: &[&str]) -> Policy {
     Policy {
         allow: EgressPolicy::parse(allow).unwrap(),
         deny: DenyList::parse(deny).unwrap(),
+        session: "sess-a".to_owned(),
     }
 }
 

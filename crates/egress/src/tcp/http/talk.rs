@@ -207,10 +207,11 @@ impl Talk {
             None => to.to_string(),
         };
         let why = denial.reason.sentence();
+        let session = &self.visit.ward.policy().session;
         match (&denial.name, denial.reason) {
-            (Some(name), DenyReason::NotAllowed) => {
-                format!("k8e denied {who}: allow it with `k8e sandbox allow-hosts --add {name}`\n")
-            }
+            (Some(name), DenyReason::NotAllowed) if !session.is_empty() => format!(
+                "k8e denied {who}: allow it with `k8e sandbox allow-hosts --session-id {session} --add {name}`\n"
+            ),
             _ => format!("k8e denied {who}: {why}\n"),
         }
     }

@@ -77,7 +77,7 @@ async fn the_next_request_may_be_denied() {
     let answer = ask(&mut stream, "GET /text HTTP/1.1\r\nHost: evil.test\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 403 Forbidden\r\n"), "{answer}");
     let line = "k8e denied evil.test (93.184.215.14:80): \
-                allow it with `k8e sandbox allow-hosts --add evil.test`\n";
+                allow it with `k8e sandbox allow-hosts --session-id sess-a --add evil.test`\n";
     assert!(answer.ends_with(line), "{answer}");
     assert!(read_all(&mut stream).await.unwrap().is_empty());
     assert_eq!(server.heard().len(), 1);

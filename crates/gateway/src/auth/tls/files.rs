@@ -43,6 +43,21 @@ pub(super) fn write_key(path: &Path, text: &str) -> Result<(), Error> {
     replace(path, text, 0o600).map_err(failed("write", path))
 }
 
+/// Makes a symbolic link, or makes one anew; anything else that has the name stays.
+pub(super) fn link(target: &Path, path: &Path) -> Result<(), Error> {
+    let make = || -> io::Result<()> {
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if !found.is_symlink() => return Ok(()),
+            Ok(_) if std::fs::read_link(path)? == target => return Ok(()),
+            Ok(_) => std::fs::remove_file(path)?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
+        std::os::unix::fs::symlink(target, path)
+    };
+    make().map_err(failed("link", path))
+}
+
 fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let new = path.with_extension("new");
     match std::fs::remove_file(&new) {
