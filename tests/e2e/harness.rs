@@ -23,6 +23,8 @@ pub struct Server {
     flags: Vec<String>,
     /// Where it runs; nothing for the network of the machine.
     network: Option<Namespace>,
+    /// How many descriptors it may have open, if not as many as we.
+    descriptors: Option<u32>,
 }
 
 /// How a command of `k8e` ended.
@@ -87,6 +89,7 @@ impl Server {
             process: None,
             flags,
             network,
+            descriptors: None,
         };
         server.restart();
         server
@@ -99,7 +102,16 @@ impl Server {
             .append(true)
             .open(self.log())
             .expect("a log file");
-        let mut command = Command::new(binary());
+        let mut command = match self.descriptors {
+            Some(count) => {
+                let mut limited = Command::new("prlimit");
+                limited
+                    .arg(format!("--nofile={count}:{count}"))
+                    .arg(binary());
+                limited
+            }
+            None => Command::new(binary()),
+        };
         command
             .args(["server", "--data-dir"])
             .arg(self.data_dir())
@@ -143,6 +155,13 @@ impl Server {
     pub fn restart_with(&mut self, flags: &[&str]) {
         self.flags
             .extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self.restart();
+    }
+
+    /// Starts the process again, with a hard limit for its descriptors.
+    pub fn restart_with_descriptors(&mut self, count: u32) {
+        self.stop();
+        self.descriptors = Some(count);
         self.restart();
     }
 

@@ -1,5 +1,6 @@
 //! The gates of all sandboxes, and one of them.
 
+use crate::descriptors::Budget;
 use crate::dns::{self, Resolver};
 use crate::journal::FlowStream;
 use crate::netns::Worker;
@@ -22,6 +23,9 @@ pub struct Config {
     pub connections_max: usize,
     /// Bytes a second of one sandbox, both directions together.
     pub bandwidth: Option<u64>,
+    /// Descriptors that connections of all sandboxes together may have open. One sandbox gets half of
+    /// them at most, less when others have some.
+    pub descriptors_max: usize,
 }
 
 /// Makes gates.
@@ -29,6 +33,7 @@ pub struct Egress {
     worker: Worker,
     resolver: Arc<Resolver>,
     limits: Limits,
+    descriptors: Arc<Budget>,
 }
 
 /// The only way out of one sandbox. Dropping it closes it, with every connection.
@@ -61,6 +66,7 @@ impl Egress {
                 connections: config.connections_max,
                 bandwidth: config.bandwidth,
             },
+            descriptors: Arc::new(Budget::new(config.descriptors_max)),
         })
     }
 
@@ -72,7 +78,8 @@ impl Egress {
     /// When the sockets cannot be made, or somebody inside has taken their places.
     pub async fn attach(&self, namespace: OwnedFd) -> Result<Gate, EgressError> {
         let sockets = self.worker.sockets(namespace).await?;
-        let ward = Arc::new(Ward::new(Arc::clone(&self.resolver), self.limits));
+        let (resolver, descriptors) = (Arc::clone(&self.resolver), Arc::clone(&self.descriptors));
+        let ward = Arc::new(Ward::new(resolver, self.limits, descriptors));
         let step = || EgressError::step("watch the sandbox's network");
         let dns_udp = UdpSocket::from_std(sockets.dns_udp).map_err(step())?;
         let dns_tcp = TcpListener::from_std(sockets.dns_tcp).map_err(step())?;

@@ -9,6 +9,7 @@
 //! So nothing has to be kept out, and nothing that fails lets anything through: a process that dies
 //! takes its sockets along.
 
+mod descriptors;
 mod dns;
 mod error;
 mod gate;
@@ -33,4 +34,5 @@ pub mod fuzzing {
 pub use error::EgressError;
 pub use gate::{Config, Egress, Gate};
 pub use journal::FlowStream;
+pub use tcp::Rate;
 pub use ward::Policy;
