@@ -25,6 +25,8 @@ pub struct Server {
     network: Option<Namespace>,
     /// Programs that it finds in `/usr/local/sbin`, before those of the machine.
     programs: Option<PathBuf>,
+    /// How many descriptors it may have open, if not as many as we.
+    descriptors: Option<u32>,
 }
 
 /// How a command of `k8e` ended.
@@ -101,6 +103,7 @@ impl Server {
             flags,
             network,
             programs: None,
+            descriptors: None,
         }
     }
 
@@ -111,9 +114,16 @@ impl Server {
             .append(true)
             .open(self.log())
             .expect("a log file");
-        let mut command = match &self.programs {
-            Some(programs) => with_programs(programs),
-            None => Command::new(binary()),
+        let mut command = match (&self.programs, self.descriptors) {
+            (Some(programs), _) => with_programs(programs),
+            (None, Some(count)) => {
+                let mut limited = Command::new("prlimit");
+                limited
+                    .arg(format!("--nofile={count}:{count}"))
+                    .arg(binary());
+                limited
+            }
+            (None, None) => Command::new(binary()),
         };
         command
             .args(["server", "--data-dir"])
@@ -158,6 +168,13 @@ impl Server {
     pub fn restart_with(&mut self, flags: &[&str]) {
         self.flags
             .extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self.restart();
+    }
+
+    /// Starts the process again, with a hard limit for its descriptors.
+    pub fn restart_with_descriptors(&mut self, count: u32) {
+        self.stop();
+        self.descriptors = Some(count);
         self.restart();
     }
 

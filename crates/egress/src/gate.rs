@@ -1,5 +1,6 @@
 //! The gates of all sandboxes, and one of them.
 
+use crate::descriptors::Budget;
 use crate::dns::{self, Resolver};
 use crate::journal::{FlowMark, FlowStream};
 use crate::netns::Sockets;
@@ -22,12 +23,16 @@ pub struct Config {
     pub connections_max: usize,
     /// Bytes a second of one sandbox, both directions together.
     pub bandwidth: Option<u64>,
+    /// Descriptors that connections of all sandboxes together may have open. One sandbox gets half of
+    /// them at most, less when others have some.
+    pub descriptors_max: usize,
 }
 
 /// Makes gates.
 pub struct Egress {
     resolver: Arc<Resolver>,
     limits: Limits,
+    descriptors: Arc<Budget>,
 }
 
 /// The only way out of one sandbox. Dropping it closes it, with every connection.
@@ -55,6 +60,7 @@ impl Egress {
                 connections: config.connections_max,
                 bandwidth: config.bandwidth,
             },
+            descriptors: Arc::new(Budget::new(config.descriptors_max)),
         }
     }
 
@@ -65,7 +71,8 @@ impl Egress {
     ///
     /// When the sockets cannot be watched.
     pub fn attach(&self, sockets: Sockets) -> Result<Gate, EgressError> {
-        let ward = Arc::new(Ward::new(Arc::clone(&self.resolver), self.limits));
+        let (resolver, descriptors) = (Arc::clone(&self.resolver), Arc::clone(&self.descriptors));
+        let ward = Arc::new(Ward::new(resolver, self.limits, descriptors));
         let step = || EgressError::step("watch the sandbox's network");
         let dns_udp = UdpSocket::from_std(sockets.dns_udp).map_err(step())?;
         let dns_tcp = TcpListener::from_std(sockets.dns_tcp).map_err(step())?;

@@ -9,6 +9,7 @@
 //! So nothing has to be kept out, and nothing that fails lets anything through: a process that dies
 //! takes its sockets along.
 
+mod descriptors;
 mod dns;
 mod error;
 mod gate;
@@ -34,4 +35,5 @@ pub use error::EgressError;
 pub use gate::{Config, Egress, Gate};
 pub use journal::{FlowMark, FlowStream};
 pub use netns::Sockets;
+pub use tcp::Rate;
 pub use ward::Policy;

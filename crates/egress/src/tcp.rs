@@ -3,7 +3,6 @@
 //! The kernel hands every connection that a sandbox opens to the gate, whatever address it was for.
 //! The sandbox believes it is connected before anything is decided; what is denied is reset.
 
-mod bandwidth;
 mod carrier;
 mod check;
 mod cursor;
@@ -11,12 +10,15 @@ pub(crate) mod fuzzing;
 mod hello;
 mod http;
 mod opening;
+mod pace;
 mod relay;
 mod socket;
 mod tls;
 mod visit;
 
-pub(crate) use bandwidth::Bandwidth;
+pub use pace::Rate;
+
+pub(crate) use pace::Pace;
 
 use crate::ward::Ward;
 use check::{Denial, Ground};
@@ -44,7 +46,7 @@ pub(crate) async fn serve(ward: Arc<Ward>, listener: TcpListener) {
 async fn serve_in(world: World, ward: Arc<Ward>, listener: TcpListener) {
     let mut connections = JoinSet::new();
     let mut failed = false;
-    let pace = Bandwidth::new(CONNECTIONS_PER_SECOND);
+    let pace = Rate::new(CONNECTIONS_PER_SECOND);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {

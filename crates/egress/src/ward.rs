@@ -1,10 +1,11 @@
 //! What the sockets that serve one sandbox share: its policy, what it was told, what it did.
 
+use crate::descriptors::{Budget, Descriptors, OF_CONNECTION, OF_DNS_CONNECTION, Share};
 use crate::dns::{Answers, Questions, Resolver};
 use crate::journal::Journal;
 use crate::machine;
 use crate::metrics;
-use crate::tcp::Bandwidth;
+use crate::tcp::Pace;
 use k8e_model::egress::{DenyList, EgressPolicy, Flow};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -39,7 +40,14 @@ pub(crate) struct Ward {
     questions: Questions,
     journal: Journal,
     connections: Arc<Semaphore>,
-    bandwidth: Option<Bandwidth>,
+    descriptors: Arc<Share>,
+    pace: Pace,
+}
+
+/// A connection that it may have. Dropping it makes room for another.
+pub(crate) struct Connection {
+    _permit: OwnedSemaphorePermit,
+    _descriptors: Descriptors,
 }
 
 // === impl Policy ===
@@ -59,7 +67,7 @@ impl Policy {
 
 impl Ward {
     /// One that may reach nothing yet.
-    pub(crate) fn new(resolver: Arc<Resolver>, limits: Limits) -> Self {
+    pub(crate) fn new(resolver: Arc<Resolver>, limits: Limits, budget: Arc<Budget>) -> Self {
         Self {
             policy: watch::Sender::new(Arc::new(Policy::closed())),
             resolver,
@@ -67,7 +75,8 @@ impl Ward {
             questions: Questions::default(),
             journal: Journal::default(),
             connections: Arc::new(Semaphore::new(limits.connections)),
-            bandwidth: limits.bandwidth.map(Bandwidth::new),
+            descriptors: Arc::new(Share::new(budget)),
+            pace: Pace::new(limits.bandwidth),
         }
     }
 
@@ -113,13 +122,25 @@ impl Ward {
         self.journal.add(flow);
     }
 
-    /// One of the connections it may have; none when it has them all.
-    pub(crate) fn connection(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.connections).try_acquire_owned().ok()
+    /// One of the connections it may have; none when it has them all, or as many as the server can
+    /// spare.
+    pub(crate) fn connection(&self) -> Option<Connection> {
+        let permit = Arc::clone(&self.connections).try_acquire_owned().ok()?;
+        let descriptors = self.descriptors.take(OF_CONNECTION)?;
+        Some(Connection {
+            _permit: permit,
+            _descriptors: descriptors,
+        })
     }
 
-    pub(crate) fn bandwidth(&self) -> Option<&Bandwidth> {
-        self.bandwidth.as_ref()
+    /// The descriptor of a connection to its resolver; none when the server can spare none.
+    pub(crate) fn dns_connection(&self) -> Option<Descriptors> {
+        self.descriptors.take(OF_DNS_CONNECTION)
+    }
+
+    /// What it may use of the server.
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.pace
     }
 
     /// Whether an address is one of the host's own, which nobody may reach.

@@ -16,3 +16,11 @@ pub(crate) fn raise_limit() {
         );
     }
 }
+
+/// How many descriptors this process may have open now.
+pub(crate) fn limit() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    })
+}

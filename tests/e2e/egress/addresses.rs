@@ -2,7 +2,8 @@
 
 use super::{World, everywhere};
 use k8e_e2e::internet::{
-    ATTACKER, ATTACKER_V6, CDN, ELSEWHERE, HOST, HOST_PUBLIC, METADATA, PRIVATE, PUBLIC_V6, UPLINK,
+    ATTACKER, ATTACKER_V6, CDN, ELSEWHERE, HOST, HOST_PUBLIC, METADATA, PLATFORM, PRIVATE,
+    PUBLIC_V6, UPLINK,
 };
 use serde_json::json;
 
@@ -107,6 +108,51 @@ fn the_metadata_of_the_cloud() {
              reach('{METADATA}', 443, hello('good.example')); reach('{METADATA}', 7777); datagram('{METADATA}', 53)"
         ));
         inside.assert_denied(json!({ "address": METADATA.to_string(), "port": 80 }));
+    });
+}
+
+/// To each platform service of a cloud, on each port, by name and without one.
+fn reach_platform() -> String {
+    let addresses: Vec<_> = PLATFORM.iter().map(|one| format!("'{one}'")).collect();
+    format!(
+        "for a in {}:\n    \
+         for host in a, 'good.example': reach(a, 80, get(host), wait=0.4)\n    \
+         reach(a, 443, hello('good.example'), wait=0.4)\n    \
+         for port in 53, 7777, 32526: reach(a, port, get(a), wait=0.4)\n    \
+         datagram(a, 53); datagram(a, 443)",
+        addresses.join(", ")
+    )
+}
+
+#[test]
+fn the_platform_services_of_clouds() {
+    everywhere("good.example", |inside| {
+        inside.tries(&reach_platform());
+        let azure = json!({ "address": "168.63.129.16", "port": 80, "reason": "this_machine" });
+        inside.assert_denied(azure);
+    });
+}
+
+#[test]
+fn the_platform_services_of_clouds_under_all() {
+    everywhere("all", |inside| {
+        inside.tries(&reach_platform());
+        let azure = json!({ "address": "168.63.129.16", "port": 7777, "reason": "this_machine" });
+        inside.assert_denied(azure);
+    });
+}
+
+#[test]
+fn the_platform_services_of_clouds_under_a_rule_about_them() {
+    // Somebody may be talked into such a rule: it opens nothing.
+    let ports = [80, 443, 53, 7777, 32526];
+    let rule = |one: &std::net::Ipv4Addr| ports.map(|port| format!("{one}:{port}")).join(",");
+    let rules: Vec<_> = PLATFORM.iter().map(rule).collect();
+    let rules = format!("good.example,100.64.0.0/10,168.0.0.0/8,{}", rules.join(","));
+    everywhere(&rules, |inside| {
+        inside.tries(&reach_platform());
+        let azure = json!({ "address": "168.63.129.16", "port": 32526, "reason": "this_machine" });
+        inside.assert_denied(azure);
     });
 }
 
@@ -284,5 +330,44 @@ fn a_route_of_ones_own() {
              try:\n        route(s); s.connect(('{CDN}', 443)); s.send(SECRET); refused(s.recv(100)) or escaped()\n    \
              except OSError: pass"
         ));
+    });
+}
+
+#[test]
+fn options_of_a_socket() {
+    // A mark, an interface or a way of routing that the rules of the namespace might not expect.
+    everywhere("good.example", |inside| {
+        inside.tries(&format!(
+            "SO_MARK, SO_DONTROUTE, SO_PRIORITY, SO_BINDTODEVICE, IP_TTL, IP_TOS = 36, 5, 12, 25, 2, 1\n\
+             devices = [name.encode() for _, name in socket.if_nameindex()] + [b'lo', b'eth0', b'net0']\n\
+             options = [(1, SO_MARK, mark) for mark in (0, 1, 2, 0xff, 0x100, 0xffffffff)] + [(1, SO_DONTROUTE, 1), (1, SO_PRIORITY, 7), (0, IP_TTL, 1), (0, IP_TTL, 255), (0, IP_TOS, 0xfc)] + [(1, SO_BINDTODEVICE, device) for device in devices]\n\
+             for level, option, value in options:\n    \
+             for kind, data in (socket.SOCK_STREAM, hello('bad.example')), (socket.SOCK_DGRAM, SECRET):\n        \
+             for a in '{ATTACKER}', '{METADATA}':\n            \
+             tried(option)\n            \
+             s = socket.socket(socket.AF_INET, kind); s.settimeout(0.2)\n            \
+             try: s.setsockopt(level, option, value if isinstance(value, bytes) else struct.pack('I', value))\n            \
+             except OSError: pass\n            \
+             try: s.connect((a, 443)); s.send(data); refused(s.recv(100)) or escaped(option, value)\n            \
+             except OSError: pass"
+        ));
+    });
+}
+
+#[test]
+fn a_port_to_call_from() {
+    // As if an answer of the resolver or of the gate came from there.
+    everywhere("good.example", |inside| {
+        inside.tries(&format!(
+            "for port in 1, 53, 80, 443, 50051:\n    \
+             for kind, data in (socket.SOCK_STREAM, hello('bad.example')), (socket.SOCK_DGRAM, SECRET):\n        \
+             for a, to in ('{ATTACKER}', 443), ('{ATTACKER}', 53), ('{HOST}', 7777), (GATEWAY, 1):\n            \
+             tried(port, a)\n            \
+             s = socket.socket(socket.AF_INET, kind); s.settimeout(0.3); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n            \
+             try: s.bind(('198.18.0.2', port)); s.connect((a, to)); s.send(data); refused(s.recv(100)) or escaped(port, a)\n            \
+             except OSError: pass\n            \
+             finally: s.close()"
+        ));
+        assert!(inside.internet.host_log().connections().is_empty());
     });
 }

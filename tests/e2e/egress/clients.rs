@@ -67,6 +67,29 @@ fn large_and_unusual_requests() {
 }
 
 #[test]
+fn a_body_that_waits_for_a_go() {
+    // curl asks before it sends more than a megabyte, and goes on by itself after a second.
+    everywhere("good.example", |inside| {
+        inside.sh("head -c 3000000 /dev/zero > /tmp/three");
+        let curl = "-v -o /dev/null -w '%{http_code} %{time_total}' --expect100-timeout 30 \
+                    --data-binary @/tmp/three http://good.example/waits 2>&1";
+        let story = inside
+            .curl(curl)
+            .unwrap_or_else(|| panic!("{}", inside.story()));
+        assert!(story.contains("> Expect: 100-continue"), "{story}");
+        assert!(story.contains("< HTTP/1.1 100 Continue"), "{story}");
+        let (_, took) = story.trim().rsplit_once(' ').unwrap();
+        let took: f64 = took.parse().unwrap();
+        assert!(took < 20.0, "{took}: curl waited in vain");
+        // Who is refused is told so before it sends anything.
+        let refused = inside.curl(
+            "-v --expect100-timeout 30 --data-binary @/tmp/three http://bad.example/waits 2>&1",
+        );
+        assert_eq!(refused, None);
+    });
+}
+
+#[test]
 fn answers_as_they_come() {
     // Nobody waits for the rest of an answer before its beginning is passed on.
     everywhere("good.example", |inside| {

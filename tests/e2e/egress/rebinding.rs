@@ -2,7 +2,8 @@
 
 use super::{Inside, World, everywhere};
 use k8e_e2e::internet::{
-    ATTACKER, ATTACKER_V6, CDN, Data, ELSEWHERE, HOST, HOST_PUBLIC, METADATA, PRIVATE, UPLINK,
+    ATTACKER, ATTACKER_V6, CDN, Data, ELSEWHERE, HOST, HOST_PUBLIC, METADATA, PLATFORM, PRIVATE,
+    UPLINK,
 };
 use serde_json::json;
 use std::net::Ipv4Addr;
@@ -55,6 +56,18 @@ fn to_the_metadata_of_the_cloud() {
     everywhere(RULES, |inside| {
         rebind(inside, &[METADATA]);
         inside.assert_denied(json!({ "address": METADATA.to_string() }));
+    });
+}
+
+#[test]
+fn to_the_platform_services_of_clouds() {
+    everywhere(RULES, |inside| {
+        rebind(inside, &PLATFORM);
+        for address in PLATFORM {
+            inside.assert_denied(
+                json!({ "address": address.to_string(), "port": 80, "reason": "this_machine" }),
+            );
+        }
     });
 }
 

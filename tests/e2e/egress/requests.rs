@@ -201,3 +201,77 @@ fn where_a_redirect_leads() {
         assert_eq!(requests.len(), 4, "{requests:?}");
     });
 }
+
+#[test]
+fn a_request_in_a_body_that_waits_for_a_go() {
+    everywhere("good.example", |inside| {
+        // Refused before the body, whose bytes are no request then; and allowed, where they are a body.
+        inside.python(&format!(
+            "hidden = get('bad.example')\n\
+             def post(host, n, *lines): return (f'POST /outer HTTP/1.1\\r\\nHost: {{host}}\\r\\nContent-Length: {{n}}\\r\\nExpect: 100-continue\\r\\n' + ''.join(l + '\\r\\n' for l in lines) + '\\r\\n').encode()\n\
+             n = len(hidden)\n\
+             for pieces in [post('bad.example', n), hidden, hidden], [post('bad.example', 0), hidden], [post('good.example', 0), hidden], \\\n                 \
+             [post('good.example', n, 'Expect: 200-ok'), hidden + hidden], [post('good.example', n), hidden + hidden], [post('good.example', n)[:-2] + b'\\r\\n' + hidden, hidden]:\n    \
+             say('{CDN}', 80, pieces=pieces, wait=0.7)"
+        ));
+        let requests = inside.internet.log().requests();
+        let hidden = |request: &k8e_e2e::internet::Request| request.host == "bad.example";
+        assert!(!requests.iter().any(hidden), "{requests:#?}");
+        // A body may have been sent that has it; that is what bodies are for.
+        inside.internet.forget();
+    });
+}
+
+#[test]
+fn a_switch_to_another_protocol() {
+    everywhere("good.example", |inside| {
+        // Whoever is believed to have switched is not read any more.
+        inside.tries(&format!(
+            "key = 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\\r\\nSec-WebSocket-Version: 13\\r\\n'\n\
+             def ask(head, *lines): return (head + '\\r\\nHost: good.example\\r\\n' + ''.join(l + '\\r\\n' for l in lines) + key + '\\r\\n').encode()\n\
+             up = 'Connection: Upgrade'\n\
+             for first in [ask('GET /up HTTP/1.1', up, 'Upgrade: h2c', 'HTTP2-Settings: AAMAAABkAAQAAP__'), ask('GET /up HTTP/1.1', up, 'Upgrade: TLS/1.2'),\n             \
+             ask('GET /up HTTP/1.1', up, 'Upgrade: websocket, h2c'), ask('GET /up HTTP/1.1', up, 'Upgrade: h2c', 'Upgrade: websocket'),\n             \
+             ask('POST /up HTTP/1.1', up, 'Upgrade: websocket', 'Content-Length: 0'), ask('GET /up HTTP/1.0', up, 'Upgrade: websocket'), ask('GET /up HTTP/1.1', 'Upgrade: websocket')]:\n    \
+             tried(first[:40])\n    \
+             try:\n        \
+             with socket.create_connection(('{CDN}', 80), 3) as s:\n            \
+             s.settimeout(3); s.sendall(first); answer = s.recv(65536)\n            \
+             if b' 101 ' in answer: escaped(first, answer)\n            \
+             s.sendall(get('bad.example')); second = s.recv(65536)\n            \
+             if not refused(second): escaped(second)\n    \
+             except OSError: pass"
+        ));
+    });
+}
+
+#[test]
+fn headers_that_connection_names() {
+    everywhere("good.example", |inside| {
+        // A proxy takes out what `Connection` names: the host or the length, if it believes that.
+        inside.python(&format!(
+            "hidden = get('bad.example'); n = len(hidden)\n\
+             for named in 'Host', 'host, close', 'Content-Length', 'content-length, host', 'Transfer-Encoding', 'Host\\r\\nConnection: Content-Length':\n    \
+             say('{CDN}', 80, f'POST /outer HTTP/1.1\\r\\nHost: good.example\\r\\nConnection: {{named}}\\r\\nContent-Length: {{n}}\\r\\n\\r\\n'.encode() + hidden, wait=0.7)\n    \
+             say('{CDN}', 80, f'POST /outer HTTP/1.1\\r\\nHost: good.example\\r\\nConnection: {{named}}\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n{{n:x}}\\r\\n'.encode() + hidden + b'\\r\\n0\\r\\n\\r\\n', wait=0.7)"
+        ));
+        let requests = inside.internet.log().requests();
+        assert!(!requests.is_empty());
+        let other = |request: &k8e_e2e::internet::Request| request.host != "good.example";
+        assert!(!requests.iter().any(other), "{requests:#?}");
+        // A body may have been sent that has it; that is what bodies are for.
+        inside.internet.forget();
+    });
+}
+
+#[test]
+fn hosts_spelled_in_other_ways() {
+    everywhere("good.example,*.good.example", |inside| {
+        inside.tries(&format!(
+            "for host in ['good%2eexample', 'bad.example%00.good.example', 'bad.example%2f.good.example', 'good.example:443', 'good.example:8080', 'good.example:', 'good.example:080',\n             \
+             'good.example.', 'bad.example\\\\.good.example', 'bad.example?.good.example', 'bad.example/.good.example', 'good.example,bad.example', '[good.example]', 'good..example',\n             \
+             '[::ffff:{CDN}]', '0x2d0a0101', 'bad.example;good.example', \"bad.example'.good.example\", 'user:pass@good.example', '*.good.example', '_.good.example:80:80']:\n    \
+             reach('{CDN}', 80, get(host), wait=0.6)"
+        ));
+    });
+}

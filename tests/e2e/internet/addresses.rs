@@ -15,6 +15,15 @@ pub const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(45, 10, 3, 1);
 pub const ATTACKER: Ipv4Addr = Ipv4Addr::new(45, 10, 2, 66);
 /// Where clouds keep the secrets of a machine.
 pub const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
+/// Where some clouds keep such services outside link-local: Azure (on a public address), Alibaba,
+/// Volcengine, UCloud, Oracle.
+pub const PLATFORM: [Ipv4Addr; 5] = [
+    Ipv4Addr::new(168, 63, 129, 16),
+    Ipv4Addr::new(100, 100, 100, 200),
+    Ipv4Addr::new(100, 96, 0, 96),
+    Ipv4Addr::new(100, 80, 80, 80),
+    Ipv4Addr::new(192, 0, 0, 192),
+];
 /// A data base in the private network of the machine.
 pub const PRIVATE: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 10);
 /// The same, over IPv6.

@@ -14,7 +14,9 @@ Hosts, with commas between them:
   db.example.com:5432  this host on this TCP port only
   10.1.0.0/16:5432     addresses, whatever is there; 1.2.3.4:22 for one
   @python @npm @github the package indexes and the hosts that git and releases need
-  @default             what a session gets that names none, unless the server was told otherwise
+  @read-only           hosts to fetch packages and code from that take nothing in
+  @default             what a session gets that names none, unless the server was told otherwise; with a
+                       token, code can write to github.com and publish to npm
   none                 nothing
   all                  every public address, on every port: what is read inside can be sent anywhere"
     };

@@ -106,7 +106,8 @@ pub(crate) async fn serve_tcp(ward: Arc<Ward>, listener: TcpListener) {
         };
         // A connection counts as a question, or opening and closing them would cost nothing.
         let admitted = ward.questions().admit();
-        let Some(place) = admitted.then(|| ward.questions().connect()).flatten() else {
+        let place = admitted.then(|| ward.questions().connect().zip(ward.dns_connection()));
+        let Some(place) = place.flatten() else {
             drop(stream);
             sleep(PAUSE).await;
             continue;

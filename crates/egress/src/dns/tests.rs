@@ -4,6 +4,7 @@ mod limits;
 
 use super::scripted::{Act, Upstream, a, cname, many, question};
 use super::{Resolver, serve_tcp, serve_udp};
+use crate::descriptors::Budget;
 use crate::ward::{Limits, Policy, Ward};
 use hickory_proto::op::{Edns, Message, ResponseCode};
 use hickory_proto::rr::RecordType;
@@ -34,7 +35,7 @@ impl Served {
             connections: 8,
             bandwidth: None,
         };
-        let ward = Arc::new(Ward::new(resolver, limits));
+        let ward = Arc::new(Ward::new(resolver, limits, Arc::new(Budget::new(64))));
         ward.set_policy(policy(allow, deny));
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -4,7 +4,6 @@
 //! anew: where one ends and the next begins is what hyper reads, not what some server might make of
 //! the same bytes, and nothing can hide between two of them.
 
-mod body;
 pub(super) mod fuzzing;
 mod head;
 mod shared;
@@ -80,7 +79,7 @@ async fn carry(
     talk: &Arc<Talk>,
     mut drivers: mpsc::Receiver<Driver>,
 ) -> Result<End, Denial> {
-    let io = Shared::new(Arc::clone(client), Arc::clone(&talk.moved));
+    let io = talk.shared(client);
     let service = service_fn(|request| Arc::clone(talk).exchange(request));
     let mut connection = pin!(
         http1::Builder::new()
@@ -167,7 +166,7 @@ async fn switch(
         stream: &upstream,
         said: &by_server,
     };
-    relay::relay(client, upstream, visit.ward.bandwidth()).await
+    relay::relay(client, upstream, visit.ward.pace()).await
 }
 
 /// What hyper has read and was not its to read.

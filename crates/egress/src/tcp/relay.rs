@@ -1,7 +1,7 @@
 //! Carries bytes between two sockets until both sides have said all, as fast as this machine can.
 
-use super::bandwidth::Bandwidth;
 use super::carrier::Carrier;
+use super::pace::{OF_READ, Pace};
 use super::socket;
 use rustix::net::Shutdown;
 use std::io;
@@ -35,13 +35,13 @@ pub(super) enum End {
 }
 
 /// Carries both directions. Unless it is finished, both sockets are reset when they are dropped.
-pub(super) async fn relay(a: Side<'_>, b: Side<'_>, bandwidth: Option<&Bandwidth>) -> End {
+pub(super) async fn relay(a: Side<'_>, b: Side<'_>, pace: &Pace) -> End {
     let moved = AtomicU64::new(0);
     let (a_done, b_done) = (Notify::new(), Notify::new());
     let a_to_b = Way {
         from: a,
         to: b.stream,
-        bandwidth,
+        pace,
         moved: &moved,
         done: &a_done,
         other_done: &b_done,
@@ -84,7 +84,7 @@ pub(super) async fn stands_still(moved: &AtomicU64, time: Duration) {
 struct Way<'a> {
     from: Side<'a>,
     to: &'a TcpStream,
-    bandwidth: Option<&'a Bandwidth>,
+    pace: &'a Pace,
     moved: &'a AtomicU64,
     done: &'a Notify,
     other_done: &'a Notify,
@@ -121,8 +121,7 @@ impl Way<'_> {
                 return Ok(Err(error));
             }
         }
-        let piece = self.bandwidth.map_or(usize::MAX, Bandwidth::piece);
-        let mut carrier = Carrier::new(piece);
+        let mut carrier = Carrier::new(self.pace.piece());
         loop {
             let bytes = carrier.load(self.from.stream).await?;
             if bytes == 0 {
@@ -139,8 +138,6 @@ impl Way<'_> {
 
     async fn meter(&self, bytes: usize) {
         self.moved.fetch_add(1, Ordering::Relaxed);
-        if let Some(bandwidth) = self.bandwidth {
-            bandwidth.take(bytes).await;
-        }
+        self.pace.take(bytes, OF_READ).await;
     }
 }

@@ -1,6 +1,7 @@
 //! For tests: a gate on loopback in front of a server on loopback, and TLS hellos.
 
 use super::{World, serve_in};
+use crate::descriptors::Budget;
 use crate::dns::Resolver;
 use crate::ward::{Limits, Policy, Ward};
 use hickory_proto::op::Message;
@@ -47,7 +48,8 @@ pub(super) fn ward(policy: Policy, limits: Limits) -> Arc<Ward> {
 }
 
 pub(super) fn ward_with(policy: Policy, limits: Limits, resolvers: Vec<SocketAddr>) -> Arc<Ward> {
-    let ward = Ward::new(Arc::new(Resolver::new(resolvers)), limits);
+    let resolver = Arc::new(Resolver::new(resolvers));
+    let ward = Ward::new(resolver, limits, Arc::new(Budget::new(1024)));
     ward.set_policy(policy);
     Arc::new(ward)
 }
@@ -102,7 +104,23 @@ impl Stage {
         to: &str,
         server: SocketAddr,
     ) -> Self {
-        let ward = ward(policy, limits);
+        Self::of(ward(policy, limits), to, server).await
+    }
+
+    /// One that may reach everything, and shares its descriptors with others.
+    pub(super) async fn sharing(
+        budget: &Arc<Budget>,
+        limits: Limits,
+        to: &str,
+        server: SocketAddr,
+    ) -> Self {
+        let resolver = Arc::new(Resolver::new(Vec::new()));
+        let ward = Ward::new(resolver, limits, Arc::clone(budget));
+        ward.set_policy(policy(&["all"], &[]));
+        Self::of(Arc::new(ward), to, server).await
+    }
+
+    async fn of(ward: Arc<Ward>, to: &str, server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let gate = listener.local_addr().unwrap();
         let to = to.parse().unwrap();

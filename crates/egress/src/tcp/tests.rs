@@ -2,8 +2,10 @@
 
 use super::relay;
 use super::testing::*;
+use crate::descriptors::Budget;
 use crate::ward::Limits;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
@@ -197,6 +199,34 @@ async fn as_many_connections_as_allowed() {
     // One that waits for an end to come is one that was let in.
     assert!(timeout(Duration::from_millis(300), again).await.is_err());
     drop(second);
+}
+
+#[tokio::test]
+async fn one_sandbox_leaves_connections_to_another() {
+    let limits = Limits {
+        connections: 1000,
+        bandwidth: None,
+    };
+    let budget = Arc::new(Budget::new(40));
+    let greedy = Stage::sharing(&budget, limits, SSH, echo().await).await;
+    let other = Stage::sharing(&budget, limits, SSH, echo().await).await;
+    let mut held = Vec::new();
+    loop {
+        let mut stream = greedy.connect().await;
+        let said = stream.write_all(b"x").await;
+        if said.is_err() || stream.read_u8().await.is_err() {
+            break;
+        }
+        held.push(stream);
+    }
+    // 40 descriptors: as many are free as it has, not counting the quarter for who has few.
+    assert_eq!(held.len(), 8);
+    let flows = greedy.flows(2).await;
+    assert_eq!(text(&flows[1]), "too_many_connections - 93.184.215.14:22 -");
+    let mut stream = other.connect().await;
+    stream.write_all(b"x").await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), b'x');
+    drop(held);
 }
 
 #[tokio::test]

@@ -123,7 +123,7 @@ impl Visit {
                 stream: &upstream,
                 said: &opening.by_server,
             };
-            Ok(relay::relay(client, upstream, self.ward.bandwidth()).await)
+            Ok(relay::relay(client, upstream, self.ward.pace()).await)
         };
         tokio::select! {
             biased;

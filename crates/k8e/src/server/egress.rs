@@ -14,6 +14,13 @@ const DNS_PORT: u16 = 53;
 /// Names whom this machine asks.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
+/// One part in so many of the descriptors that this process may have open is for connections of
+/// sandboxes. The rest is for clients, and for what each sandbox costs: its agent and its gate.
+const DESCRIPTORS_PART: usize = 2;
+
+/// Faster than most machines' network, and an end to what one sandbox can have the server copy.
+const BANDWIDTH_DEFAULT: &str = "1GiB";
+
 /// Slower than this nothing arrives before it is given up: a typo is likelier than a wish.
 const BANDWIDTH_MIN: u64 = 1024;
 
@@ -38,10 +45,14 @@ pub(super) struct EgressArgs {
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     egress_connections_max: u16,
 
-    /// Bytes a second that one session may send and receive together, as 10MiB [default: no limit]
-    #[arg(long, value_name = "SIZE", value_parser = bandwidth)]
-    egress_bandwidth: Option<u64>,
+    /// Bytes a second that one session may send and receive together, as 10MiB; or none, for no limit
+    #[arg(long, default_value = BANDWIDTH_DEFAULT, value_name = "SIZE", value_parser = bandwidth)]
+    egress_bandwidth: Bandwidth,
 }
+
+/// Bytes a second; none is no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bandwidth(Option<u64>);
 
 /// What an operator decides about what sandboxes may reach.
 #[derive(Debug, PartialEq, Eq)]
@@ -91,7 +102,7 @@ impl EgressArgs {
             },
             upstreams: self.dns_upstream,
             connections_max: self.egress_connections_max.into(),
-            bytes_per_second: self.egress_bandwidth,
+            bytes_per_second: self.egress_bandwidth.0,
         })
     }
 }
@@ -118,6 +129,7 @@ impl Egress {
             upstreams: self.upstreams,
             connections_max: self.connections_max,
             bandwidth: self.bytes_per_second,
+            descriptors_max: crate::descriptors::limit() / DESCRIPTORS_PART,
         })
     }
 }
@@ -144,11 +156,14 @@ fn upstream(text: &str) -> Result<SocketAddr, String> {
     Ok(address)
 }
 
-fn bandwidth(text: &str) -> Result<u64, String> {
+fn bandwidth(text: &str) -> Result<Bandwidth, String> {
+    if text == "none" {
+        return Ok(Bandwidth(None));
+    }
     match units::size(text)? {
-        bytes if bytes >= BANDWIDTH_MIN => Ok(bytes),
+        bytes if bytes >= BANDWIDTH_MIN => Ok(Bandwidth(Some(bytes))),
         bytes => Err(format!(
-            "{bytes} bytes a second are too few to be of use: write {BANDWIDTH_MIN} or more, or leave it out for no limit"
+            "{bytes} bytes a second are too few to be of use: write {BANDWIDTH_MIN} or more, or none for no limit"
         )),
     }
 }
@@ -180,7 +195,7 @@ mod tests {
             denied: Denied::default(),
             upstreams: Vec::new(),
             connections_max: 256,
-            bytes_per_second: None,
+            bytes_per_second: Some(1 << 30),
         };
         assert_eq!(egress, want);
     }
@@ -213,6 +228,8 @@ mod tests {
         assert_eq!(upstreams, ["192.0.2.53:53", "[::1]:5353"]);
         assert_eq!(egress.connections_max, 5);
         assert_eq!(egress.bytes_per_second, Some(10 << 20));
+        let unlimited = config("--egress-bandwidth none").unwrap();
+        assert_eq!(unlimited.bytes_per_second, None);
     }
 
     #[test]

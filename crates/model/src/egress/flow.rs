@@ -100,9 +100,9 @@ reasons! {
     /// An address that is not public, without a rule about it.
     PrivateAddress = "private_address",
         "the address is not a public one, and no rule names it as a network";
-    /// An address of the machine the server runs on, or of its links.
+    /// An address of the machine the server runs on, of its links or of its cloud's services.
     ThisMachine = "this_machine",
-        "the address is this machine's own, link-local or no unicast address; no rule opens those";
+        "the address is this machine's own, link-local, a cloud's metadata or platform service, or no unicast address; no rule opens those";
     /// The host is allowed, this port is not.
     PortClosed = "port_closed",
         "the host is allowed on other ports only; allow it as host:port";
@@ -111,7 +111,7 @@ reasons! {
         "only TCP, and DNS to the sandbox's own resolver, can leave a sandbox";
     /// As many connections as a session may have are open.
     TooManyConnections = "too_many_connections",
-        "the session has as many connections open as it may";
+        "the session has as many connections open as it may, or the server has too few left";
     /// More attempts in a short time than a session may make.
     RateLimited = "rate_limited",
         "the session tries more often than it may; it works again in a moment";

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
+use std::sync::LazyLock;
 
 /// A range of IPv4 addresses with a common prefix; the bits after the prefix are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -15,19 +16,25 @@ pub struct Ipv4Net {
     prefix: u8,
 }
 
-/// Addresses that no rule can open: this machine and its links, and what is no unicast address.
-const NEVER: [Ipv4Net; 5] = [
-    net(0, 0, 0, 0, 8),
-    net(127, 0, 0, 0, 8),
-    net(169, 254, 0, 0, 16), // link-local, and the metadata service of every cloud
-    net(224, 0, 0, 0, 4),
-    net(240, 0, 0, 0, 4), // reserved, and the broadcast address
-];
+/// Addresses that no rule can open: this machine and its links, what is no unicast address, and the
+/// metadata and platform services of clouds. Data, in `never.txt`, with the source of each entry.
+const NEVER_TEXT: &str = include_str!("never.txt");
+
+static NEVER: LazyLock<Vec<Ipv4Net>> = LazyLock::new(|| {
+    let entries = never_entries().filter(|entry| !entry.contains(':'));
+    entries
+        .map(|entry| {
+            entry
+                .parse()
+                .expect("a test reads every entry of never.txt")
+        })
+        .collect()
+});
 
 /// Addresses that are not on the public internet, besides those: a rule must name them.
 const NOT_PUBLIC: [Ipv4Net; 9] = [
     net(10, 0, 0, 0, 8),
-    net(100, 64, 0, 0, 10), // shared by carriers; some clouds keep their services there
+    net(100, 64, 0, 0, 10), // shared by carriers; some clouds keep services there (never.txt)
     net(172, 16, 0, 0, 12),
     net(192, 0, 0, 0, 24),
     net(192, 0, 2, 0, 24), // documentation, three of them
@@ -45,6 +52,12 @@ pub fn is_public(address: Ipv4Addr) -> bool {
 /// Whether no sandbox may reach the address, whatever its rules say.
 pub fn is_never(address: Ipv4Addr) -> bool {
     NEVER.iter().any(|net| net.contains(address))
+}
+
+/// The networks of `never.txt`, of both versions of IP.
+fn never_entries() -> impl Iterator<Item = &'static str> {
+    let lines = NEVER_TEXT.lines().map(str::trim);
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
 // === impl Ipv4Net ===
@@ -149,6 +162,7 @@ fn mask(prefix: u8) -> u32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::net::Ipv6Addr;
 
     fn ip(text: &str) -> Ipv4Addr {
         text.parse().unwrap()
@@ -201,6 +215,40 @@ mod tests {
         for net in NEVER.iter().chain(&NOT_PUBLIC) {
             assert_eq!(Ipv4Net::new(net.address, net.prefix).unwrap(), *net);
         }
+    }
+
+    #[test]
+    fn every_entry_of_the_never_list_is_read() {
+        let (six, four): (Vec<_>, Vec<_>) = never_entries().partition(|entry| entry.contains(':'));
+        let read: Vec<_> = NEVER.iter().map(ToString::to_string).collect();
+        assert_eq!(read, four);
+        for entry in six {
+            let (address, prefix) = entry.split_once('/').unwrap_or((entry, "128"));
+            let prefix: u32 = prefix.parse().unwrap();
+            let bits = address.parse::<Ipv6Addr>().unwrap().to_bits();
+            let host_bits = bits.checked_shl(prefix).unwrap_or(0);
+            assert!(prefix <= 128 && host_bits == 0, "{entry}");
+        }
+    }
+
+    #[test]
+    fn the_services_of_clouds_are_never() {
+        for service in [
+            "168.63.129.16",
+            "100.100.100.200",
+            "100.96.0.96",
+            "100.80.80.80",
+            "192.0.0.192",
+        ] {
+            assert!(
+                is_never(ip(service)) && !is_public(ip(service)),
+                "{service}"
+            );
+            // The addresses beside them are what they were.
+            let beside = Ipv4Addr::from_bits(ip(service).to_bits() + 1);
+            assert!(!is_never(beside), "{beside}");
+        }
+        assert!(is_public(ip("168.63.129.17")));
     }
 
     #[test]

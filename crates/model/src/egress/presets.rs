@@ -55,12 +55,35 @@ fn sections() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::egress::{EgressPolicy, Rule};
+    use crate::egress::{EgressPolicy, HostName, Rule};
 
     #[test]
     fn the_file_has_what_the_documentation_names() {
         let names: Vec<&str> = preset_names().collect();
-        assert_eq!(names, ["@python", "@npm", "@github", "@default"]);
+        let known = ["@python", "@npm", "@github", "@read-only", "@default"];
+        assert_eq!(names, known);
+    }
+
+    #[test]
+    fn read_only_has_no_host_that_takes_something_in() {
+        let policy = EgressPolicy::parse(&["@read-only"]).unwrap();
+        for host in [
+            "github.com",
+            "api.github.com",
+            "uploads.github.com",
+            "gist.github.com",
+            "registry.npmjs.org",
+            "upload.pypi.org",
+            "crates.io",
+            "proxy.golang.org",
+            "sum.golang.org",
+        ] {
+            let name = HostName::parse(host).unwrap();
+            assert!(!policy.allows_name(&name), "{host}");
+        }
+        // Each by its own name: what is below a name is somebody else's to add to.
+        let entries = policy.entries();
+        assert!(entries.iter().all(|entry| !entry.contains('*')));
     }
 
     #[test]

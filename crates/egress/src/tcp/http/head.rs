@@ -133,12 +133,6 @@ pub(super) fn prepare_response(
     Ok(())
 }
 
-/// About how many bytes a head has.
-pub(super) fn size(headers: &HeaderMap) -> usize {
-    let line = |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + 4;
-    headers.iter().map(line).sum()
-}
-
 /// What is before a port, which must be HTTP's.
 fn without_port(authority: &str) -> Result<&str, Malformed> {
     // An IPv6 address ends with a bracket, and has colons before it.

@@ -1,6 +1,9 @@
 //! A socket that hyper uses and that we keep in our hands: to reset it, to see it break, to go on
 //! with it after a switch of protocols.
 
+use crate::tcp::pace::OF_READ;
+use crate::ward::Ward;
+use bytes::BufMut as _;
 use rustix::net::Shutdown;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,19 +12,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep_until};
 
 /// One handle of several. Only one of them reads and writes at a time.
+///
+/// It reads as fast as the sandbox may be. Whatever hyper makes of what was read, bodies in small
+/// pieces, heads or answers before the answer, has been paid for then.
 pub(super) struct Shared {
     stream: Arc<TcpStream>,
+    ward: Arc<Ward>,
     /// Counts what comes and goes, so that silence can be told.
     moved: Arc<AtomicU64>,
+    /// Until when what was read has to be paid for.
+    waits: Option<Pin<Box<Sleep>>>,
 }
 
 // === impl Shared ===
 
 impl Shared {
-    pub(super) fn new(stream: Arc<TcpStream>, moved: Arc<AtomicU64>) -> Self {
-        Self { stream, moved }
+    pub(super) fn new(stream: Arc<TcpStream>, ward: Arc<Ward>, moved: Arc<AtomicU64>) -> Self {
+        Self {
+            stream,
+            ward,
+            moved,
+            waits: None,
+        }
     }
 
     fn write(
@@ -44,16 +59,23 @@ impl Shared {
 
 impl AsyncRead for Shared {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if let Some(wait) = &mut self.waits {
+            ready!(wait.as_mut().poll(context));
+            self.waits = None;
+        }
         loop {
             ready!(self.stream.poll_read_ready(context))?;
-            match self.stream.try_read_buf(buffer) {
+            let piece = self.ward.pace().piece();
+            match self.stream.try_read_buf(&mut (&mut *buffer).limit(piece)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 read => {
                     self.moved.fetch_add(1, Ordering::Relaxed);
+                    let paid_at = self.ward.pace().book(*read.as_ref().unwrap_or(&0), OF_READ);
+                    self.waits = paid_at.map(|at| Box::pin(sleep_until(at)));
                     return Poll::Ready(read.map(|_| ()));
                 }
             }

@@ -1,9 +1,9 @@
 //! The requests of one connection and their answers.
 
-use super::body::Metered;
 use super::head;
 use super::shared::Shared;
 use crate::tcp::check::{Denial, Pass, Said};
+use crate::tcp::pace::OF_REQUEST;
 use crate::tcp::visit::Visit;
 use bytes::Bytes;
 use http_body_util::{Either, Full};
@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 /// What runs a connection to a server, until that closes or switches.
 pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-pub(super) type Answer = Response<Either<Metered, Full<Bytes>>>;
+pub(super) type Answer = Response<Either<Incoming, Full<Bytes>>>;
 
 /// Of a response's head. What is real fits many times over.
 const HEAD_BYTES_MAX: usize = 256 * 1024;
@@ -40,7 +40,7 @@ pub(super) struct Talk {
     pub(super) moved: Arc<AtomicU64>,
     /// Takes connections to the server to whoever runs them.
     drivers: mpsc::Sender<Driver>,
-    server: tokio::sync::Mutex<Option<SendRequest<Metered>>>,
+    server: tokio::sync::Mutex<Option<SendRequest<Incoming>>>,
     state: Mutex<State>,
 }
 
@@ -79,21 +79,24 @@ impl Talk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// One of its two sockets, for hyper.
+    pub(super) fn shared(&self, stream: &Arc<TcpStream>) -> Shared {
+        let (stream, ward) = (Arc::clone(stream), Arc::clone(&self.visit.ward));
+        Shared::new(stream, ward, Arc::clone(&self.moved))
+    }
+
     /// One request: checks it, passes it on, and gives back what the server says.
     pub(super) async fn exchange(
         self: Arc<Self>,
         request: Request<Incoming>,
     ) -> Result<Answer, BrokenOff> {
+        self.visit.ward.pace().take(0, OF_REQUEST).await;
         let (mut head, body) = request.into_parts();
         let (pass, switch) = match self.admit(&mut head).await {
             Ok(admitted) => admitted,
             Err(denial) => return Ok(self.refuse(&denial)),
         };
-        if let Some(bandwidth) = self.visit.ward.bandwidth() {
-            bandwidth.take(head::size(&head.headers)).await;
-        }
         let client_end = head.extensions.remove::<OnUpgrade>();
-        let body = Metered::new(body, Arc::clone(&self.visit.ward));
         let response = self.send(Request::from_parts(head, body), &pass).await?;
         self.answer(response, client_end.filter(|_| switch))
     }
@@ -121,7 +124,7 @@ impl Talk {
 
     async fn send(
         &self,
-        request: Request<Metered>,
+        request: Request<Incoming>,
         pass: &Pass,
     ) -> Result<Response<Incoming>, BrokenOff> {
         let mut server = self.server.lock().await;
@@ -148,7 +151,7 @@ impl Talk {
         }
     }
 
-    async fn connect(&self, pass: &Pass) -> Result<SendRequest<Metered>, BrokenOff> {
+    async fn connect(&self, pass: &Pass) -> Result<SendRequest<Incoming>, BrokenOff> {
         let stream = match self.visit.connect(pass).await {
             Ok(stream) => Arc::new(stream),
             Err(denial) => {
@@ -156,7 +159,7 @@ impl Talk {
                 return Err(BrokenOff);
             }
         };
-        let io = Shared::new(Arc::clone(&stream), Arc::clone(&self.moved));
+        let io = self.shared(&stream);
         let (sender, connection) = http1::Builder::new()
             .preserve_header_case(true)
             .max_header_size(HEAD_BYTES_MAX)
@@ -183,7 +186,6 @@ impl Talk {
             let server_end = head.extensions.remove::<OnUpgrade>();
             self.state().switched = client_end.zip(server_end);
         }
-        let body = Metered::new(body, Arc::clone(&self.visit.ward));
         Ok(Response::from_parts(head, Either::Left(body)))
     }
 

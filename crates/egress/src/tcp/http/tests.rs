@@ -148,6 +148,29 @@ async fn requests_may_come_before_answers() {
 }
 
 #[tokio::test]
+async fn requests_have_a_rate() {
+    /// Two seconds' worth, of which a quarter of a second's is free.
+    const REQUESTS: usize = 4000;
+    let server = Scripted::start().await;
+    let stage = open(&server).await;
+    let mut stream = stage.connect().await;
+    let start = std::time::Instant::now();
+    let (mut read, mut write) = stream.split();
+    let asked = async {
+        let request = b"GET /text HTTP/1.1\r\nHost: a.example\r\n\r\n".repeat(REQUESTS);
+        write.write_all(&request).await.unwrap();
+        write.shutdown().await.unwrap();
+    };
+    let mut answers = Vec::new();
+    let (_, read) = tokio::join!(asked, read.read_to_end(&mut answers));
+    read.unwrap();
+    let took = start.elapsed().as_secs_f64();
+    let answers = String::from_utf8(answers).unwrap();
+    assert_eq!(answers.matches("hello").count(), REQUESTS);
+    assert!(took > 1.7, "{took}");
+}
+
+#[tokio::test]
 async fn a_server_that_closes_is_no_loss() {
     let server = Scripted::start().await;
     let stage = open(&server).await;

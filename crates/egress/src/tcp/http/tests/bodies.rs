@@ -159,7 +159,8 @@ async fn bodies_are_as_fast_as_allowed() {
     let answer = ask(&mut stream, "").await;
     assert!(answer.len() > 3 << 20);
     let took = start.elapsed().as_secs_f64();
-    assert!((1.2..10.0).contains(&took), "{took}");
+    // 6 MiB, both directions together, but for a quarter of a second's worth and the last piece.
+    assert!((1.1..10.0).contains(&took), "{took}");
 }
 
 #[tokio::test]
