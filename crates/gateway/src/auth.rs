@@ -205,10 +205,11 @@ impl Doorkeeper {
             _ if peer.address.to_canonical().is_loopback() => format!(
                 ". On this machine root and members of the group {group} can use the Unix socket (k8e.sock in the data directory) without a key, or start the server with --trust-loopback"
             ),
-            _ => String::new(),
+            KernelIdentity::NotAsked | KernelIdentity::Trusted => String::new(),
         };
         let message = format!(
-            "missing API key or client certificate: make a key with `k8e apikey create NAME` on the server and send it with every call (`authorization: Bearer k8e_…`), or once to get a certificate (`k8e login`){on_this_machine}"
+            "missing API key or client certificate: give a key with --apikey or K8E_SANDBOX_APIKEY (`k8e apikey create` \
+             on the server makes one), or log in with it once (`k8e login`){on_this_machine}"
         );
         to_status(Code::Unauthenticated, &message)
     }

@@ -28,7 +28,7 @@ fn resize_in(root: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
         Mode::empty(),
         ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
     )?;
-    if i64::from(rustix::fs::fstatfs(&shm)?.f_type) != TMPFS_MAGIC {
+    if rustix::fs::fstatfs(&shm)?.f_type != TMPFS_MAGIC {
         return Err(io::Error::other("/dev/shm is not a tmpfs"));
     }
     let flags = FsPickFlags::FSPICK_CLOEXEC
