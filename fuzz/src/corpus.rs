@@ -4,13 +4,22 @@ use crate::Target;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// Where the checked-in samples of a target are.
+pub fn sample_dir(target: &Target) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("corpus")
+        .join(target.name)
+}
+
+/// Where inputs are kept that were found by fuzzing.
+pub fn found_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fuzz")
+}
+
 /// The checked-in samples of a target, by name.
 pub fn load(target: &Target) -> io::Result<Vec<Vec<u8>>> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("corpus")
-        .join(target.name);
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(dir)? {
+    for entry in std::fs::read_dir(sample_dir(target))? {
         paths.push(entry?.path());
     }
     paths.sort();
@@ -19,7 +28,7 @@ pub fn load(target: &Target) -> io::Result<Vec<Vec<u8>>> {
 
 /// Keeps an input that broke something.
 pub fn save_crash(target: &str, input: &[u8]) -> io::Result<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fuzz");
+    let dir = found_dir();
     std::fs::create_dir_all(&dir)?;
     let hash = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

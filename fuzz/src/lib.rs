@@ -3,10 +3,11 @@
 //! A [`Target`] takes bytes and panics when something is not as it must be: that is all a decoder
 //! can do wrong here, besides taking for ever or too much memory, and those are watched too. The
 //! [runner](run) mutates real samples (`corpus/`), and keeps what led to something new. It needs no
-//! compiler but the one that builds k8e; what it lacks in coverage it makes up in targets that check
-//! more than that nothing crashed.
+//! compiler but the one that builds k8e, and runs with every `cargo test`. The same targets run in
+//! libFuzzer, which is guided by [coverage].
 
 pub mod corpus;
+pub mod coverage;
 pub mod mutate;
 pub mod run;
 mod sys;

@@ -6,13 +6,15 @@
 )]
 
 use k8e_fuzz::targets::TARGETS;
-use k8e_fuzz::{Target, corpus, run};
+use k8e_fuzz::{Target, corpus, coverage, run};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-const USAGE: &str = "usage: cargo xtask fuzz [TARGET] [--seconds N] [--seed N] [--input FILE]
+const USAGE: &str = "usage: cargo xtask fuzz [TARGET] [--coverage] [--seconds N] [--seed N] [--input FILE]
 
-  feeds each target N seconds (10) with mutations of fuzz/corpus/TARGET; --input feeds one file once";
+  feeds each target N seconds (10) with mutations of fuzz/corpus/TARGET, with --coverage by libFuzzer,
+  which is guided by the code that an input reaches; --input feeds one file once";
 
 /// What was asked for.
 #[derive(Default)]
@@ -21,6 +23,8 @@ struct Args {
     seconds: Option<u64>,
     seed: Option<u64>,
     input: Option<String>,
+    /// The program that was built for libFuzzer; xtask names it.
+    coverage: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -43,6 +47,7 @@ fn parse() -> Result<Args, String> {
             "--seconds" => parsed.seconds = Some(number(value()?)?),
             "--seed" => parsed.seed = Some(number(value()?)?),
             "--input" => parsed.input = Some(value()?),
+            "--coverage" => parsed.coverage = Some(value()?.into()),
             name if !name.starts_with('-') && parsed.target.is_none() => parsed.target = Some(arg),
             _ => return Err(USAGE.to_owned()),
         }
@@ -68,6 +73,11 @@ fn work(args: &Args) -> Result<(), String> {
         if let Some(path) = &args.input {
             let input = std::fs::read(path).map_err(|e| format!("{path}: {e}"))?;
             run::feed(target, &input)?;
+            continue;
+        }
+        if let Some(program) = &args.coverage {
+            let covered = coverage::run(program, target, seed, time)?;
+            println!("{}: seed {seed}: {covered}, nothing broke", target.name);
             continue;
         }
         let report = run::run(target, seed, time).map_err(|crash| crash.to_string())?;

@@ -86,7 +86,7 @@ pub(crate) fn metadata() -> Result<serde_json::Value, String> {
 /// What runs inside is static: nothing but the kernel can be relied on there. It has a target
 /// directory of its own, and only this command the flag, so that no other build is disturbed.
 fn build_static(target_dir: &Path, package: &str) -> Result<PathBuf, String> {
-    let triple = guest_triple()?;
+    let triple = linux_triple()?;
     let own_dir = target_dir.join("guest");
     let mut command = process::cargo();
     command
@@ -108,7 +108,7 @@ fn build_static(target_dir: &Path, package: &str) -> Result<PathBuf, String> {
     Ok(own_dir.join(triple).join("guest").join(package))
 }
 
-fn guest_triple() -> Result<String, String> {
+pub(crate) fn linux_triple() -> Result<String, String> {
     let text = process::output(Command::new("rustc").arg("-vV"))?;
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));
     triple_for(host.unwrap_or_default())

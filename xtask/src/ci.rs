@@ -127,21 +127,6 @@ pub(crate) fn test_some(args: &[OsString]) -> Outcome {
     with_binaries(&mut command, &binaries)
 }
 
-/// Feeds the decoders for longer than the tests do.
-pub(crate) fn fuzz(args: &[OsString]) -> Outcome {
-    let mut command = process::cargo();
-    command.args([
-        "run",
-        "--quiet",
-        "--package",
-        "k8e-fuzz",
-        "--profile",
-        "ci",
-        "--",
-    ]);
-    process::run(command.args(args))
-}
-
 fn with_binaries(command: &mut Command, binaries: &Binaries) -> Outcome {
     command
         .env("K8E_BIN", &binaries.k8e)

@@ -8,6 +8,7 @@
 mod binaries;
 mod ci;
 mod codegen;
+mod fuzz;
 mod kube;
 mod process;
 mod setup;
@@ -27,8 +28,9 @@ const USAGE: &str = "usage: cargo xtask <task>
   runtime              build the static runtime for images of Kubernetes sandboxes, print its path
   run <args…>          build, then run `k8e <args…>`
   test [args…]         build, then `cargo test` with these arguments (e.g. `-p k8e-e2e escape`)
-  fuzz [target] [--seconds N] [--seed N]
-                       feed the decoders with mutations of fuzz/corpus, 10 seconds each
+  fuzz [target] [--coverage] [--seconds N] [--seed N] [--input FILE]
+                       feed the decoders with mutations of fuzz/corpus, 10 seconds each;
+                       --coverage: by libFuzzer, guided by coverage (needs a C++ compiler)
   kube up|down|bin     a real Kubernetes of plain processes (`cargo xtask kube --help`)
   setup                install what the tests need: system packages, tsx, cargo-deny
   ci                   everything that must be green before a commit lands
@@ -67,7 +69,7 @@ fn dispatch(args: &[OsString]) -> Outcome {
         }
         ["run", ..] => binaries::run(&args[1..], &called_from),
         ["test", ..] => ci::test_some(&args[1..]),
-        ["fuzz", ..] => ci::fuzz(&args[1..]),
+        ["fuzz", ..] => fuzz::run(&args[1..]),
         ["kube", ..] => kube::run(&args[1..], &called_from),
         ["setup"] => setup::run(),
         ["ci"] => ci::run(),

@@ -10,6 +10,7 @@ pub(crate) mod io;
 
 use crate::DriverError;
 use k8e_model::{LimitEvents, Limits, SandboxId};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind};
@@ -23,6 +24,10 @@ const CPU_PERIOD_US: u64 = 100_000;
 /// A killed process leaves its group when it is reaped, a moment later.
 const REMOVE_TRIES: u32 = 200;
 const REMOVE_PAUSE: Duration = Duration::from_millis(5);
+
+/// Processes whose pidfds are held at once, of a group that may have thousands: well below what a
+/// process may have open.
+const KILLED_AT_ONCE_MAX: usize = 128;
 
 /// The controllers a sandbox needs; all must be there.
 const CONTROLLERS: [&str; 3] = [MEMORY, CPU, PIDS];
@@ -350,8 +355,7 @@ impl Cgroup {
 
     /// Whether a process is in it.
     pub(crate) fn holds(&self, pid: i32) -> bool {
-        let pids = fs::read_to_string(self.dir(MEMORY).join("cgroup.procs")).unwrap_or_default();
-        pids.lines().any(|line| line.parse() == Ok(pid))
+        Pid::from_raw(pid).is_some_and(|pid| members(self.dir(MEMORY)).contains(&pid))
     }
 
     /// The files of [`LimitCounters`].
@@ -423,16 +427,9 @@ impl Cgroup {
     /// Kills every process in it. Needed only for what died half-made: a sandbox's processes die with its first.
     pub(crate) fn kill(&self) {
         for (_, dir) in &self.dirs {
-            if fs::write(dir.join("cgroup.kill"), "1").is_ok() {
-                continue;
-            }
-            let pids = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-            for pid in pids
-                .lines()
-                .filter_map(|line| line.parse().ok())
-                .filter_map(rustix::process::Pid::from_raw)
-            {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            // v1 has no such file.
+            if fs::write(dir.join("cgroup.kill"), "1").is_err() {
+                kill_members(|| members(dir));
             }
         }
         // v1: who is frozen dies when that is over.
@@ -467,6 +464,30 @@ impl Cgroup {
         }
         Ok(())
     }
+}
+
+/// Kills the processes that `list` lists. By the time of the signal a process id may be another's, so
+/// the signal goes to a pidfd, and only when the process is listed while that is held: the pidfd is
+/// then of the listed process, or of one that has ended.
+fn kill_members(mut list: impl FnMut() -> Vec<Pid>) {
+    let listed = list();
+    for pids in listed.chunks(KILLED_AT_ONCE_MAX) {
+        let open = |pid: &Pid| Some((*pid, pidfd_open(*pid, PidfdFlags::empty()).ok()?));
+        let held: Vec<_> = pids.iter().filter_map(open).collect();
+        let still = list();
+        for (_, pidfd) in held.iter().filter(|(pid, _)| still.contains(pid)) {
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+    }
+}
+
+/// The processes in the group at `dir`.
+fn members(dir: &Path) -> Vec<Pid> {
+    let pids = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    let pids = pids.lines().filter_map(|line| line.parse::<i32>().ok());
+    // 0 is a process of another namespace.
+    let pids = pids.filter(|pid| *pid > 0);
+    pids.filter_map(Pid::from_raw).collect()
 }
 
 /// v1: memory, and memory with swap, which must never be the smaller of the two: going up it is first.
@@ -570,6 +591,27 @@ mod tests {
         fs::write(file.path(), "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n").unwrap();
         assert_eq!(counter(Some(file.as_file()), "oom_kill"), 7);
         assert_eq!(counter(None, "max"), 0);
+    }
+
+    #[test]
+    fn only_who_is_listed_while_it_is_held_is_killed() {
+        use std::os::unix::process::ExitStatusExt as _;
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_child(&child);
+        // Not in the group any more when it is looked at again: the id is somebody else's by now.
+        let mut looks = [vec![pid], vec![]].into_iter();
+        kill_members(|| looks.next().unwrap());
+        assert!(child.try_wait().unwrap().is_none());
+        let dir = tempfile::tempdir().unwrap();
+        let procs = format!("{}\n0\n-1\nx\n", pid.as_raw_nonzero());
+        fs::write(dir.path().join("cgroup.procs"), procs).unwrap();
+        assert_eq!(members(dir.path()), [pid]);
+        kill_members(|| members(dir.path()));
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        assert_eq!(members(&dir.path().join("gone")), []);
     }
 
     #[test]

@@ -273,7 +273,8 @@ async fn who_visits_keeps_a_session_from_being_idle() {
     let server = Server::with_door().await;
     let lifetime = Lifetime {
         ttl: None,
-        idle: Some(Duration::from_millis(300)),
+        // Long enough to connect before, on a busy machine.
+        idle: Some(Duration::from_secs(2)),
     };
     let idle = SessionSpec {
         lifetime,
@@ -282,7 +283,7 @@ async fn who_visits_keeps_a_session_from_being_idle() {
     server.sessions.create(&me(), idle).await.unwrap();
     let exposed = server.expose("a", echo().await).await.unwrap();
     let mut connection = server.open(&exposed).unwrap().connect().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
     connection.write_all(b"x").await.unwrap();
     let mut byte = [0];
     connection.read_exact(&mut byte).await.unwrap();

@@ -29,7 +29,7 @@ const BANDWIDTH_MIN: u64 = 1024;
 #[command(next_help_heading = "Network")]
 pub(super) struct EgressArgs {
     /// What a session may reach that does not say: hosts, *.hosts, host:port, networks, presets as
-    /// @python; or none, or all [default: @default; with --hardened none]
+    /// @python; or none, or all (default: @default; with --hardened, none)
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     allowed_hosts: Vec<String>,
 

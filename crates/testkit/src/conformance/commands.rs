@@ -47,10 +47,14 @@ pub async fn the_next_command_runs_whatever_was_killed(lab: &mut Lab) {
     let cell = lab.launch().await;
     for signal in ["KILL", "STOP"] {
         // Later than the next is made ready.
-        let script = format!("(sleep 0.4; kill -{signal} -- -1) > /dev/null 2>&1 &");
+        let script =
+            format!("(sleep 0.4; kill -{signal} -- -1; echo > {signal}) > /dev/null 2>&1 &");
         let ran = cell.host().exec(argv(&["bash", "-c", &script])).await;
         assert_eq!(ran.expect("it runs").exited.exit_code, 0);
-        tokio::time::sleep(Duration::from_millis(800)).await;
+        // Not asked by a command, which would be killed as well.
+        while cell.host().read(signal).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         for _ in 0..2 {
             assert_eq!(cell.sh("echo alive").await.out(), "alive", "{signal}");
         }
