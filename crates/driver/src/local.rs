@@ -2,7 +2,7 @@
 //! uid ranges and control groups. [`Machine`] is started once and shared by all of them.
 //!
 //! Two processes use this module. The server, which is not root, has `Machine` and `sandbox.rs`:
-//! descriptors and requests. The [launcher](launcher), which is, has all the rest.
+//! descriptors and requests. The [launcher], which is, has all the rest.
 //!
 //! ```text
 //! <data directory>/
