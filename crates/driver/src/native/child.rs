@@ -67,8 +67,6 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     rustix::process::setsid().map_err(DriverError::step("start", "a session"))?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     setup.join.enter()?;
-    sys::unshare(UnshareFlags::NEWCGROUP)
-        .map_err(DriverError::step("make", "a cgroup namespace"))?;
     let (devices, sockets) = (setup.join.devices()?, Count::open(&setup.join)?);
     setup.rootfs.mount(handles.userns.as_fd())?;
     setup
@@ -76,6 +74,9 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
         .limit_disks(setup.disk_rate, setup.rootfs.disks())?;
     enter::enter(&setup.rootfs)?;
     devices.restrict(&[])?;
+    // In all of its groups by now: it shall see none of their names.
+    sys::unshare(UnshareFlags::NEWCGROUP)
+        .map_err(DriverError::step("make", "a cgroup namespace"))?;
     network(setup.network)?;
     enter::mask_proc()?;
     rustix::system::sethostname(HOSTNAME.as_bytes())
