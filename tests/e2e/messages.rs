@@ -24,7 +24,7 @@ fn a_command_line_that_lacks_something() {
     assert_eq!(error(&missing), "missing argument <SESSION>");
     assert_eq!(
         missing.json()["detail"],
-        "usage: k8e sandbox get <SESSION>; see `k8e sandbox get --help`"
+        "usage: k8e sandbox get [OPTIONS] <SESSION>; see `k8e sandbox get --help`"
     );
     let unknown = k8e(&["sandbox", "rnu"]);
     assert_eq!(

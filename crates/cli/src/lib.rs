@@ -356,12 +356,12 @@ mod tests {
             (
                 "k8e sandbox get",
                 "missing argument <SESSION>",
-                "usage: k8e sandbox get <SESSION>; see `k8e sandbox get --help`",
+                "usage: k8e sandbox get [OPTIONS] <SESSION>; see `k8e sandbox get --help`",
             ),
             (
                 "k8e sandbox write",
                 "missing arguments <SESSION>, <PATH>",
-                "usage: k8e sandbox write <SESSION> <PATH>; see `k8e sandbox write --help`",
+                "usage: k8e sandbox write [OPTIONS] <SESSION> <PATH>; see `k8e sandbox write --help`",
             ),
             (
                 "k8e sandbox rnu 1",
@@ -381,12 +381,12 @@ mod tests {
             (
                 "k8e secret",
                 "missing command after `k8e secret`",
-                "usage: see `k8e secret --help`",
+                "usage: k8e secret [OPTIONS] <COMMAND>; see `k8e secret --help`",
             ),
             (
                 "k8e sandbox run x --tiemout 3",
                 "unexpected argument '--tiemout' found: the nearest flag is --timeout",
-                "usage: k8e sandbox run --timeout <TIME> <CODE>; see `k8e sandbox run --help`",
+                "usage: k8e sandbox run [OPTIONS] [CODE]; see `k8e sandbox run --help`",
             ),
         ] {
             let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();

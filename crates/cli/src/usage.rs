@@ -49,19 +49,27 @@ pub(crate) fn describe(error: &mut Error, args: &[OsString], whole: &clap::Comma
         }
         _ => first_paragraph(error),
     };
-    let usage = match error.get(ContextKind::Usage) {
-        Some(ContextValue::StyledStr(usage)) => one_line(&usage.to_string()),
-        _ => String::new(),
-    };
-    let usage = usage.trim_start_matches("Usage:").trim();
+    let usage = usage_line(&path, whole);
     let help = format!("see `{} --help`", path.join(" "));
     Usage {
         error: text,
-        detail: match usage.is_empty() {
-            true => format!("usage: {help}"),
-            false => format!("usage: {usage}; {help}"),
-        },
+        detail: format!("usage: {usage}; {help}"),
     }
+}
+
+/// How a command is used. Not as clap's error has it, which names what came from the environment.
+fn usage_line(path: &[String], whole: &clap::Command) -> String {
+    let mut whole = whole.clone();
+    whole.build();
+    let mut at = &mut whole;
+    for name in &path[1..] {
+        at = match at.find_subcommand_mut(name) {
+            Some(next) => next,
+            None => return path.join(" "),
+        };
+    }
+    let usage = one_line(&at.render_usage().to_string());
+    usage.trim_start_matches("Usage:").trim().to_owned()
 }
 
 /// The names of the commands that were typed, as far as they exist.
