@@ -101,7 +101,7 @@ fn schedule_itself() {
     let ran = server.session().py("import os, threading\n\
          os.sched_setaffinity(0, {0}); os.nice(5)\n\
          os.sched_setaffinity(threading.get_native_id(), os.sched_getaffinity(0))\n\
-         os.setpriority(os.PRIO_PROCESS, os.getpid(), 7)\n\
+         os.setpriority(os.PRIO_PROCESS, os.getpid(), 19)\n\
          os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))\n\
          print('ok')");
     assert_eq!(ran.out(), "ok\n", "{}", ran.all());
