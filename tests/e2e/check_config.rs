@@ -27,15 +27,20 @@ fn a_machine_that_works_is_told_so_and_left_as_it_was() {
         // Whatever is not fine comes with what to do.
         assert_eq!(verdict == "ok", field("fix").is_empty(), "{check}");
     }
-    for name in [
-        "root",
-        "namespaces",
-        "control groups",
-        "native",
-        "gvisor",
-        "python",
-    ] {
+    for name in ["root", "namespaces", "control groups", "python"] {
         assert_eq!(named(&report, name)["verdict"], "ok", "{report:#}");
+    }
+    // Weaker on control groups of version 1, which do not hold what the kernel writes back later.
+    for name in ["native", "gvisor"] {
+        let (found, verdict) = (
+            &named(&report, name)["found"],
+            &named(&report, name)["verdict"],
+        );
+        assert!(
+            found.as_str().unwrap().contains("made a sandbox"),
+            "{report:#}"
+        );
+        assert!(verdict == "ok" || verdict == "weaker", "{report:#}");
     }
     for name in ["kata", "firecracker"] {
         assert_eq!(named(&report, name)["verdict"], "missing");

@@ -35,5 +35,4 @@ pub use error::EgressError;
 pub use gate::{Config, Egress, Gate};
 pub use journal::{FlowMark, FlowStream};
 pub use netns::Sockets;
-pub use tcp::Rate;
 pub use ward::Policy;

@@ -16,7 +16,7 @@ mod socket;
 mod tls;
 mod visit;
 
-pub use pace::Rate;
+use pace::Rate;
 
 pub(crate) use pace::Pace;
 

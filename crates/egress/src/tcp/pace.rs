@@ -43,7 +43,7 @@ pub(crate) struct Pace {
 /// It keeps one number: the moment at which all that was taken so far is paid for. Who takes adds
 /// to it and waits until then, so each waits in the order of asking and nobody is passed over.
 #[derive(Debug)]
-pub struct Rate {
+pub(crate) struct Rate {
     per_second: u64,
     paid_at: Mutex<Option<Instant>>,
 }
@@ -86,7 +86,7 @@ impl Pace {
 impl Rate {
     /// So many a second; 0 counts as 1.
     #[must_use]
-    pub fn new(per_second: u64) -> Self {
+    pub(crate) fn new(per_second: u64) -> Self {
         Self {
             per_second: per_second.max(1),
             paid_at: Mutex::new(None),
@@ -94,7 +94,7 @@ impl Rate {
     }
 
     /// Waits until `count` more are paid for. Who stops waiting has taken them all the same.
-    pub async fn take(&self, count: usize) {
+    pub(crate) async fn take(&self, count: usize) {
         let now = Instant::now();
         let until = self.book(count, now);
         if until > now {

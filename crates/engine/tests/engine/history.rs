@@ -239,7 +239,7 @@ async fn a_run_that_does_not_start_is_told() {
     assert_eq!(failed.kind, "run_failed");
     let detail: serde_json::Value = serde_json::from_str(&failed.detail).unwrap();
     let error = detail["error"].as_str().unwrap();
-    assert!(error.contains("no-such-program not found"), "{error}");
+    assert!(error.contains("\"no-such-program\" not found"), "{error}");
 }
 
 #[tokio::test]

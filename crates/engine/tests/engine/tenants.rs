@@ -180,7 +180,7 @@ async fn a_fresh_session_goes_with_its_run() {
     refused(
         server.sessions.run(&me(), nothing).await,
         Code::Invalid,
-        "no-such-program not found",
+        "\"no-such-program\" not found",
     );
     server.no_sandbox().await;
 }
