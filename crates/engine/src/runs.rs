@@ -89,10 +89,14 @@ impl Sessions {
         self.owned(who, session).await?;
         let mut runs = self.shared.store.runs(session).await?;
         for run in &mut runs {
-            if run.status == BackgroundStatus::Running
-                && let Some(kept) = self.shared.background.find(who, &run.id)
-            {
+            if run.status != BackgroundStatus::Running {
+                continue;
+            }
+            if let Some(kept) = self.shared.background.find(who, &run.id) {
                 *run = kept.view().without_output();
+            } else if let Ok(ended) = self.recorded_run(who, &run.id).await {
+                // It ended after the store was read.
+                *run = ended.without_output();
             }
         }
         Ok(runs)

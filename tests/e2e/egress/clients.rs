@@ -254,7 +254,7 @@ fn package_managers_that_are_denied() {
             "PIP_INDEX_URL=https://pip.example/simple NPM_CONFIG_REGISTRY=https://npm.example/";
         let ran = inside.session.run(
             &["--timeout", "50"],
-            &format!("export {denied}\nnpm install miniature; echo npm $?\npip install miniature; echo pip $?"),
+            &format!("export {denied}\nnpm install miniature >&2; echo npm $?\npip install miniature >&2; echo pip $?"),
         );
         assert_eq!(ran.out(), "npm 1\npip 1\n", "{}", ran.all());
         let hint = format!(
