@@ -117,10 +117,8 @@ fn fresh_run(server: &Server) -> (std::process::Child, String) {
         .spawn()
         .unwrap();
     let session = wait_for("the run starts", || {
-        let id = server.session_ids().pop()?;
-        kinds(server, &id)
-            .contains(&"run_started".to_owned())
-            .then_some(id)
+        let mut ids = server.session_ids().into_iter();
+        ids.find(|id| kinds(server, id).contains(&"run_started".to_owned()))
     });
     (client, session)
 }

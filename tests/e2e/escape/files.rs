@@ -25,7 +25,7 @@ fn see_the_homes_of_the_host() {
         .unwrap()
         .to_owned();
     everywhere_sh(&format!(
-        "echo tried; ls -A /root /home/* | grep -q {name} && echo ESCAPED; [ -z \"$(ls -A /root)\" ] || echo ESCAPED"
+        "echo tried; ls -A /root /home/* | grep -q {name} && echo ESCAPED; [ -z \"$(ls -A /root | grep -vx .npmrc)\" ] || echo ESCAPED"
     ));
 }
 
@@ -79,7 +79,7 @@ os.chroot("/tmp/jail")
 os.fchdir(old)
 for _ in range(64): os.chdir("..")
 os.chroot(".")
-if os.path.exists("/etc/shadow") or os.path.exists("/boot/grub") or os.listdir("/root"): print("ESCAPED", os.listdir("/"))
+if os.path.exists("/etc/shadow") or os.path.exists("/boot/grub") or set(os.listdir("/root")) - {".npmrc"}: print("ESCAPED", os.listdir("/"))
 "#,
     );
 }

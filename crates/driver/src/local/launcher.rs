@@ -183,8 +183,10 @@ impl From<&DriverError> for Failure {
 
 /// What it says, with a cause that has no number of its own.
 fn message(error: &DriverError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) if errno(error).is_none() => format!("{error}: {source}"),
+    match (error, std::error::Error::source(error)) {
+        // It says so already.
+        (DriverError::InLauncher { .. }, _) => error.to_string(),
+        (_, Some(source)) if errno(error).is_none() => format!("{error}: {source}"),
         _ => error.to_string(),
     }
 }
