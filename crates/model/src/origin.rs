@@ -69,7 +69,7 @@ impl ClientKind {
     }
 }
 
-/// A client that does not say what it is.
+/// The client kind of a request that names none.
 impl Default for ClientKind {
     fn default() -> Self {
         Self("api".to_owned())

@@ -1,6 +1,6 @@
 //! The launcher: the root process beside the server that makes sandboxes, and all else that needs root.
 //!
-//! The server has threads and cannot fork safely or fast, parses what strangers and sandboxes send,
+//! The server has threads and cannot fork safely or fast, parses what clients and sandboxes send,
 //! and therefore gives up root. The launcher has one thread, and parses nothing but the requests of
 //! [`request`]: it forks the processes that make and remove sandboxes, signals them, writes their
 //! control groups and opens sockets in their network namespaces.

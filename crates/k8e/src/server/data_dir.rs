@@ -101,7 +101,7 @@ impl DataDir {
         pass().map_err(|source| self.failed("set the permissions of", source))
     }
 
-    /// Servers before 0.2 kept these in the data directory itself.
+    /// Earlier servers kept these in the data directory itself.
     fn move_store(&self) -> io::Result<()> {
         let store = self.store();
         if store.exists() || !self.0.join("k8e.db").exists() {

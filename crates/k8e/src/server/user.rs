@@ -147,9 +147,10 @@ mod tests {
         assert!((FIRST..FIRST + COUNT).contains(&user.uid));
         let other = DataDir::prepare(&dir.path().join("two")).unwrap();
         assert_ne!(user, ServerUser::of(&other));
-        if !rustix::process::geteuid().is_root() {
-            return;
-        }
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test changes owners: run it as root"
+        );
         data_dir.give_to(&user).unwrap();
         let moved = dir.path().join("moved");
         fs::rename(data_dir.path(), &moved).unwrap();
