@@ -1,22 +1,22 @@
-//! Samples on disk: those that are checked in, and those that broke something.
+//! Corpus on disk: checked-in samples, and inputs that crashed a target.
 
 use crate::Target;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where the checked-in samples of a target are.
+/// Directory of the checked-in samples of a target.
 pub fn sample_dir(target: &Target) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")
         .join(target.name)
 }
 
-/// Where inputs are kept that were found by fuzzing.
+/// Directory of inputs that were found by fuzzing.
 pub fn found_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fuzz")
 }
 
-/// The checked-in samples of a target, by name.
+/// The checked-in samples of a target, sorted by file name.
 pub fn load(target: &Target) -> io::Result<Vec<Vec<u8>>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(sample_dir(target))? {
@@ -26,7 +26,7 @@ pub fn load(target: &Target) -> io::Result<Vec<Vec<u8>>> {
     paths.iter().map(std::fs::read).collect()
 }
 
-/// Keeps an input that broke something.
+/// Saves an input that crashed a target.
 pub fn save_crash(target: &str, input: &[u8]) -> io::Result<PathBuf> {
     let dir = found_dir();
     std::fs::create_dir_all(&dir)?;

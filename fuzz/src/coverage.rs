@@ -1,8 +1,8 @@
-//! Runs targets in libFuzzer, which watches which code an input reaches and which values are compared.
+//! Coverage-guided fuzzing: runs targets in libFuzzer, with instrumented code.
 //!
-//! libFuzzer ends with its process, so each target has one (`libfuzzer.rs`). It begins with the
-//! checked-in samples and what earlier runs found, and adds to the latter. What breaks something is
-//! kept beside what the [mutating runner](crate::run) keeps, and is fed again in the same way.
+//! libFuzzer exits with its process, so each target has one (`libfuzzer.rs`). It starts with the
+//! checked-in samples and the corpus of earlier runs, and extends the latter. Crashes are saved beside
+//! those of the [mutating runner](crate::run), and are replayed in the same way.
 
 use crate::{Target, corpus};
 use std::fs::File;
@@ -11,20 +11,20 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The environment variable that names the target to the process that runs it.
+/// Environment variable with the name of the target, for the process that runs it.
 pub const TARGET_VARIABLE: &str = "K8E_FUZZ_TARGET";
 
-/// Seconds that one input may take. Nothing here takes a millisecond; instrumented code on a busy
-/// machine is slow.
+/// Timeout of one input, in seconds. Inputs take less than a millisecond, but instrumented code on a
+/// busy machine is slow.
 const INPUT_SECONDS_MAX: u64 = 20;
 
-/// Of the whole process: libFuzzer's corpus and tables. What a single input may take is counted apart.
+/// Memory limit of the whole process: corpus and tables of libFuzzer. Inputs have their own limit.
 const PROCESS_MIB_MAX: u64 = 2048;
 
-/// Of what libFuzzer said, when something broke: the panic, the stack and where the input is.
+/// Last part of libFuzzer's output that is shown for a crash: panic, stack and path of the input.
 const SAID_LINES_MAX: usize = 60;
 
-/// Runs one target with the program of `libfuzzer.rs`; what was covered, or what broke.
+/// Runs one target with the program of `libfuzzer.rs`; returns the coverage, or the crash.
 pub fn run(program: &Path, target: &Target, seed: u64, time: Duration) -> Result<String, String> {
     let failed = |e: io::Error| format!("{}: run {}: {e}", target.name, program.display());
     let dir = corpus::found_dir();
@@ -39,7 +39,7 @@ pub fn run(program: &Path, target: &Target, seed: u64, time: Duration) -> Result
         .env(TARGET_VARIABLE, target.name)
         .arg(format!("-max_total_time={}", time.as_secs().max(1)))
         .arg(format!("-max_len={}", target.bytes_max))
-        // 0 stands for a random one.
+        // 0 would mean a random seed.
         .arg(format!("-seed={}", (seed % u64::from(u32::MAX)).max(1)))
         .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
         .arg(format!("-rss_limit_mb={PROCESS_MIB_MAX}"))
@@ -50,7 +50,7 @@ pub fn run(program: &Path, target: &Target, seed: u64, time: Duration) -> Result
             dir.display(),
             target.name
         ))
-        // New inputs go to the first.
+        // New inputs are added to the first directory.
         .arg(&found)
         .arg(corpus::sample_dir(target));
     let said = File::create(&log).map_err(failed)?;
@@ -69,7 +69,7 @@ pub fn run(program: &Path, target: &Target, seed: u64, time: Duration) -> Result
     Err(format!("{}: {status}:\n{}", target.name, shown.join("\n")))
 }
 
-/// How many inputs were fed, and how much of the instrumented code they reached.
+/// Number of inputs and coverage, from libFuzzer's output.
 fn summary(said: &str) -> Option<String> {
     let after = |word: &str| {
         let (_, rest) = said.rsplit_once(word)?;
@@ -81,7 +81,7 @@ fn summary(said: &str) -> Option<String> {
     ))
 }
 
-/// The words of a target as libFuzzer reads them: in quotes, one in a line.
+/// The dictionary of a target in libFuzzer's format: quoted, one per line.
 fn dictionary(words: &[&str]) -> String {
     let mut text = String::new();
     for word in words.iter().filter(|word| !word.is_empty()) {
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_reached_is_read_from_what_libfuzzer_says() {
+    fn the_summary_is_parsed_from_libfuzzers_output() {
         let said = "#12\tINITED cov: 7 ft: 8 corp: 1/1b\n\
                     #46109\tDONE   cov: 1234 ft: 5678 corp: 300/20Kb lim: 99 exec/s: 5123 rss: 70Mb\n\
                     Done 46109 runs in 9 second(s)\n";
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_escaped_as_libfuzzer_wants_them() {
+    fn dictionary_words_are_escaped() {
         let words = ["GET ", "", "\"\\", "\0\n", "\u{202e}"];
         assert_eq!(
             dictionary(&words),

@@ -1,10 +1,9 @@
-//! Decoders that an outsider feeds, fed with what no client would send.
+//! Fuzz targets for the decoders of untrusted input.
 //!
-//! A [`Target`] takes bytes and panics when something is not as it must be: that is all a decoder
-//! can do wrong here, besides taking for ever or too much memory, and those are watched too. The
-//! [runner](run) mutates real samples (`corpus/`), and keeps what led to something new. It needs no
-//! compiler but the one that builds k8e, and runs with every `cargo test`. The same targets run in
-//! libFuzzer, which is guided by [coverage].
+//! A [`Target`] takes bytes and panics when an invariant is broken; time and memory of each input are
+//! limited too. The [runner](run) mutates real samples (`corpus/`), and keeps inputs with a new
+//! outcome. It needs nothing but the normal compiler, and runs with every `cargo test`. The same
+//! targets run in libFuzzer, which is guided by [coverage].
 
 pub mod corpus;
 pub mod coverage;
@@ -13,23 +12,23 @@ pub mod run;
 mod sys;
 pub mod targets;
 
-/// Something that an outsider can send bytes to.
+/// A fuzz target: a decoder of untrusted bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Names it, and its corpus.
+    /// Name of the target and of its corpus directory.
     pub name: &'static str,
-    /// Does with the bytes what the product does, and panics when that breaks a promise. Returns
-    /// what became of them, as a number: inputs with a new one are worth keeping.
+    /// Decodes the bytes as the product does, and panics when an invariant is broken. Returns a hash of
+    /// the outcome: inputs with a new outcome are kept.
     pub feed: fn(&[u8]) -> u64,
-    /// What such input is made of.
+    /// Dictionary: words that such input contains.
     pub words: &'static [&'static str],
-    /// Longer inputs are not tried.
+    /// Largest input, in bytes.
     pub bytes_max: usize,
-    /// What one input may have allocated at any moment.
+    /// Peak of memory that one input may allocate, in bytes.
     pub memory_max: usize,
 }
 
-/// A number for what became of an input: a text without what the input itself brought into it.
+/// Hash of an outcome, given as text without parts of the input.
 pub fn outcome(text: &str) -> u64 {
     const LOOKED_AT: usize = 120;
     let (mut quoted, mut escaped) = (false, false);

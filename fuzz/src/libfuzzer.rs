@@ -1,5 +1,5 @@
-//! The targets for libFuzzer, which mutates by coverage: `cargo xtask fuzz --coverage` builds this with
-//! instrumented code and runs it once for each target, which a variable names.
+//! The libFuzzer program: `cargo xtask fuzz --coverage` builds it with instrumented code and runs it once
+//! for each target, which an environment variable names.
 #![no_main]
 
 use k8e_fuzz::targets::TARGETS;
@@ -17,7 +17,7 @@ static TARGET: LazyLock<&Target> = LazyLock::new(|| {
     })
 });
 
-// A panic ends the process, whatever would catch it, and libFuzzer keeps the input.
+// A panic aborts the process, and libFuzzer saves the input.
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     if let Err(what) = run::feed(&TARGET, input) {
         panic!("{what}");

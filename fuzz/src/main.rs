@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: feeds all targets, or one, for some seconds each.
+//! `cargo xtask fuzz`: runs all targets, or one, for some seconds each.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -16,14 +16,14 @@ const USAGE: &str = "usage: cargo xtask fuzz [TARGET] [--coverage] [--seconds N]
   feeds each target N seconds (10) with mutations of fuzz/corpus/TARGET, with --coverage by libFuzzer,
   which is guided by the code that an input reaches; --input feeds one file once";
 
-/// What was asked for.
+/// Command line arguments.
 #[derive(Default)]
 struct Args {
     target: Option<String>,
     seconds: Option<u64>,
     seed: Option<u64>,
     input: Option<String>,
-    /// The program that was built for libFuzzer; xtask names it.
+    /// Path of the libFuzzer program, set by xtask.
     coverage: Option<PathBuf>,
 }
 

@@ -1,15 +1,15 @@
-//! New inputs from old ones.
+//! Mutations: new inputs from old ones.
 
-/// Changes that are made to one input at most.
+/// Mutations of one input, at most.
 const CHANGES_MAX: u64 = 6;
 
-/// Of one piece that is put in, taken out or moved.
+/// Bytes that one mutation inserts, removes or moves, at most.
 const PIECE_MAX: usize = 64;
 
-/// Of one byte that is repeated: beyond what most lengths may be.
+/// Repetitions of one byte, at most: above most limits of decoders.
 const REPEATED_MAX: usize = 5000;
 
-/// Where decoders tend to be wrong.
+/// Boundary values and separators.
 const BYTES: &[u8] = b"\0\x01\x7f\x80\xff\n\r\t /.:-*=\"\\'%@[]{}";
 
 /// Random numbers from a seed (SplitMix64): the same seed gives the same inputs.
@@ -19,12 +19,12 @@ pub struct Random(u64);
 // === impl Random ===
 
 impl Random {
-    /// From this seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// The next 64 bits of the sequence.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -33,7 +33,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `end`, which may be 0 for 0.
+    /// A number below `end`; 0 when `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         let end = end.max(1) as u64;
         usize::try_from(self.next_u64() % end).unwrap_or(0)
@@ -47,7 +47,7 @@ impl Random {
         of.get(self.below(of.len()))
     }
 
-    /// A part of `length` bytes.
+    /// A random range within `length` bytes.
     fn range(&mut self, length: usize) -> std::ops::Range<usize> {
         let start = self.below(length + 1);
         let bytes = self.below((length - start).min(PIECE_MAX) + 1);
@@ -55,7 +55,7 @@ impl Random {
     }
 }
 
-/// A new input from some in `pool`, at most `bytes_max` long.
+/// A new input from inputs in `pool`, at most `bytes_max` long.
 pub fn mutate(random: &mut Random, pool: &[Vec<u8>], words: &[&str], bytes_max: usize) -> Vec<u8> {
     let mut input = random.one(pool).cloned().unwrap_or_default();
     let changes = 1 + random.next_u64() % CHANGES_MAX;
@@ -137,7 +137,7 @@ fn change(random: &mut Random, input: &mut Vec<u8>, pool: &[Vec<u8>], words: &[&
     }
 }
 
-/// Writes a number where one may be: lengths that are just right, just wrong, or far off.
+/// Overwrites a possible length field: with the right length, off by one, or far off.
 fn length(random: &mut Random, input: &mut [u8], at: usize) {
     let left = (input.len() - at) as u64;
     let numbers = [

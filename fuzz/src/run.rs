@@ -1,4 +1,4 @@
-//! Feeds one target, for a while, and watches it.
+//! The mutating runner: runs one target for some time, with limits of time and memory per input.
 
 use crate::mutate::{Random, mutate};
 use crate::{Target, corpus, sys};
@@ -9,35 +9,35 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Inputs that are kept because they led to something new.
+/// Inputs kept because they had a new outcome, at most.
 const POOL_MAX: usize = 4096;
 
-/// Nothing here takes a millisecond; on a busy machine a thread may not run for a while.
+/// Timeout of one input. They take less than a millisecond, but on a busy machine a thread may have to wait.
 const INPUT_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// How a run went.
+/// Statistics of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Inputs that were fed.
+    /// Number of inputs.
     pub executions: u64,
-    /// Different things that became of them.
+    /// Number of different outcomes.
     pub outcomes: usize,
 }
 
-/// An input broke something.
+/// An input that crashed a target.
 #[derive(Debug)]
 pub struct Crash {
-    /// Which target.
+    /// Name of the target.
     pub target: &'static str,
-    /// Finds it again.
+    /// Seed that reproduces the run.
     pub seed: u64,
-    /// Where the input is kept.
+    /// Path of the saved input.
     pub path: Option<PathBuf>,
-    /// What it broke.
+    /// The panic message, or the limit that was exceeded.
     pub what: String,
 }
 
-/// What is being fed, for who watches.
+/// The current input and the number of inputs so far, for the watchdog thread.
 #[derive(Default)]
 struct Watched {
     input: Mutex<Vec<u8>>,
@@ -45,7 +45,7 @@ struct Watched {
     over: AtomicBool,
 }
 
-/// Feeds the samples, then what is made from them, until the time is over.
+/// Runs the samples, then mutations of them, until the time is over.
 pub fn run(target: &Target, seed: u64, time: Duration) -> Result<Report, Crash> {
     let begun = Instant::now();
     let crash = |what: String, input: &[u8]| Crash {
@@ -87,7 +87,7 @@ pub fn run(target: &Target, seed: u64, time: Duration) -> Result<Report, Crash> 
     })
 }
 
-/// Feeds one input; what it broke, if it did.
+/// Runs one input; returns its outcome, or the crash.
 pub fn feed(target: &Target, input: &[u8]) -> Result<u64, String> {
     let before = sys::begin();
     let fed = catch_unwind(AssertUnwindSafe(|| (target.feed)(input)));
@@ -118,7 +118,7 @@ impl Watched {
     }
 }
 
-/// Keeps an input that never ends, and ends the process: nothing else can.
+/// Watchdog: saves an input that exceeds the timeout, and ends the process.
 #[expect(clippy::print_stderr, reason = "there is nobody else left to tell")]
 fn watch(watched: Arc<Watched>, target: &'static str, seed: u64) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {

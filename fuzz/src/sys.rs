@@ -1,4 +1,4 @@
-//! Counts what is allocated, so that a decoder that takes more than it may is found.
+//! Counting allocator: measures the peak of memory that an input allocates.
 #![expect(unsafe_code, reason = "an allocator is unsafe by its trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -10,17 +10,17 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The system's allocator, and how much of it is in use.
+/// The system allocator with a count of bytes in use.
 struct Counting;
 
-/// What is allocated now; from now on the peak is counted anew.
+/// Resets the peak; returns the bytes allocated now.
 pub(crate) fn begin() -> usize {
     let now = NOW.load(Ordering::Relaxed);
     PEAK.store(now, Ordering::Relaxed);
     now
 }
 
-/// The most that was allocated since [`begin`].
+/// The peak of allocated bytes since [`begin`].
 pub(crate) fn peak() -> usize {
     PEAK.load(Ordering::Relaxed)
 }

@@ -1,11 +1,14 @@
-//! What outsiders can send bytes to: guests, clients, sandboxes' programs and their peers.
+//! The fuzz targets: decoders of bytes from guests, clients, sandboxes and upstreams.
 
 mod api;
+mod e2b;
 mod egress;
 mod identity;
-mod k8e;
+mod image;
 mod launcher;
 mod model;
+mod sandbox_v1;
+mod snapshot;
 mod wire;
 
 use crate::Target;
@@ -13,7 +16,7 @@ use crate::Target;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target {
         name: "guest_frames",
@@ -38,6 +41,60 @@ pub const TARGETS: &[Target] = &[
         ],
         bytes_max: 16 * KIB,
         memory_max: 16 * MIB,
+    },
+    Target {
+        name: "connect_envelopes",
+        feed: e2b::connect_envelopes,
+        words: &["\0\0\0\0\u{2}{}", "\u{2}\0\0\0\0", "\u{1}", "\0\u{7f}"],
+        bytes_max: 16 * KIB,
+        memory_max: 16 * MIB,
+    },
+    Target {
+        name: "image_layers",
+        feed: image::layers,
+        words: &[
+            "ustar\0",
+            "ustar  \0",
+            "../",
+            ".wh.",
+            "11 size=99\n",
+            "SCHILY.xattr.user.a=",
+            "GNU.sparse.major=1\n",
+            "\u{1f}\u{8b}",
+        ],
+        bytes_max: 16 * KIB,
+        memory_max: 64 * MIB,
+    },
+    Target {
+        name: "image_manifests",
+        feed: image::manifests,
+        words: &[
+            "schemaVersion",
+            "layers",
+            "manifests",
+            "sha256:",
+            "diff_ids",
+            "mediaType",
+            "localhost:5000/",
+            "@sha256:",
+            "18446744073709551615",
+        ],
+        bytes_max: 16 * KIB,
+        memory_max: 16 * MIB,
+    },
+    Target {
+        name: "snapshot_archives",
+        feed: snapshot::archives,
+        words: &[
+            "k8e snapshot 1\n\0",
+            "../",
+            "\0\0\0\0",
+            "\u{a}\u{1}a\u{10}\u{1}",
+            "user.a",
+            "(\u{b5}/\u{fd}",
+        ],
+        bytes_max: 16 * KIB,
+        memory_max: 64 * MIB,
     },
     Target {
         name: "api_requests",
@@ -71,7 +128,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         name: "k8e_requests",
-        feed: k8e::requests,
+        feed: sandbox_v1::requests,
         words: &[
             "sess-a",
             "gvisor",

@@ -1,17 +1,17 @@
-//! Every target for a moment. `cargo xtask fuzz TARGET --seconds N` does it for longer.
+//! Short run of every target. `cargo xtask fuzz TARGET --seconds N` runs one for longer.
 
 use k8e_fuzz::targets::TARGETS;
 use k8e_fuzz::{corpus, run};
 use std::time::Duration;
 
-/// Of each target; all of them are one test, since memory is counted for the whole process.
+/// Time of each target. All targets are one test, since memory is counted for the whole process.
 const TIME: Duration = Duration::from_secs(2);
 
-/// The same every time: what lands must not fail by luck. Long runs take another each.
+/// Fixed seed, so that CI is deterministic. Long runs use a random one.
 const SEED: u64 = 5;
 
 #[test]
-fn nothing_breaks() {
+fn no_target_crashes() {
     let broken: Vec<String> = TARGETS
         .iter()
         .filter_map(|target| run::run(target, SEED, TIME).err())
@@ -21,7 +21,7 @@ fn nothing_breaks() {
 }
 
 #[test]
-fn samples_are_small_and_lead_somewhere() {
+fn samples_exist_and_are_small() {
     for target in TARGETS {
         let samples = corpus::load(target).expect("each target has a corpus");
         assert!(samples.len() >= 4, "{}", target.name);

@@ -55,7 +55,7 @@ fn a_machine_that_works_is_told_so_and_left_as_it_was() {
 
     let table = check(&data, &[]).output().unwrap();
     let table = String::from_utf8(table.stdout).unwrap();
-    assert!(table.contains("sandboxes can be made here"), "{table}");
+    assert!(table.contains("sandboxes can be created here"), "{table}");
     assert!(table.contains("→ use gvisor or native"), "{table}");
 }
 

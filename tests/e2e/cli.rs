@@ -675,7 +675,11 @@ fn a_hardened_server_offers_what_is_safe() {
         refused.all()
     );
     assert!(refused.all().contains("--allow-host-template"));
-    assert!(server.log_text().contains("no session can be made"));
+    assert!(
+        server
+            .log_text()
+            .contains("sessions need a template of an image")
+    );
 
     server.stop();
     server.restart_with(&["--allow-host-template"]);

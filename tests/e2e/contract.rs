@@ -1,4 +1,4 @@
-//! K8E's API, spoken by stacks that are not ours: grpcio with stubs made from our proto, and grpc-js.
+//! The `sandbox.v1` API, spoken by stacks that are not ours: grpcio with stubs made from our proto, and grpc-js.
 //! Over TLS, with a certificate that `Login` gave for an API key. Each drives every call.
 
 use crate::identity::{endpoint, key};

@@ -156,7 +156,10 @@ fn visited(server: &Server) {
     let nobody = expose(&session, 8000);
     let answer = nobody.get("GET /");
     assert_eq!(status(&answer), 502, "{answer}");
-    assert!(answer.contains("nobody listens on port 8000"), "{answer}");
+    assert!(
+        answer.contains("no process listens on port 8000"),
+        "{answer}"
+    );
 
     start_service(&session, 8000);
     let exposed = expose(&session, 8000);
@@ -283,8 +286,7 @@ fn a_url_outlives_kill_9_and_ends_with_its_session() {
     server.kill();
     server.restart();
     assert_eq!(status(&exposed.get("GET /")), 200);
-    // The tenant's session needs no name.
-    let listed = server.k8e(&["sandbox", "exposed", "--tenant", "web"]);
+    let listed = server.k8e(&["sandbox", "exposed", "--session-id", &id]);
     assert_eq!(listed.code, 0, "{}", listed.all());
     assert_eq!(listed.json()["services"][0]["url"], exposed.url.as_str());
     let database = std::fs::read(server.data_dir().join("store/k8e.db")).unwrap();
@@ -340,4 +342,44 @@ fn only_owners_expose_and_only_where_there_is_a_door() {
         "{}",
         refused.all()
     );
+}
+
+/// A session of `create` is used only by name, as with `run`.
+#[test]
+fn without_a_session_id_the_session_of_run_is_used() {
+    let server = server(&[]);
+    let created = server.session().id;
+    let commands = [&["expose", "8000"][..], &["exposed"], &["unexpose", "8000"]];
+    for args in commands {
+        let refused = server.k8e(&[&["sandbox"], args].concat());
+        assert_eq!(refused.code, 1, "{args:?}: {}", refused.all());
+        assert_eq!(refused.json()["detail"], "not_found", "{}", refused.all());
+        assert_eq!(
+            refused.json()["error"],
+            "no session is named, and `k8e sandbox run` has none yet: name the session of the service with --session-id \
+             (`k8e sandbox sessions` lists them), or start the service with `k8e sandbox run --background`"
+        );
+    }
+    let ran = server.k8e(&["sandbox", "run", "true"]).json();
+    // Newer ones, with other options or of another tenant.
+    server.session();
+    server.k8e(&["sandbox", "run", "--memory", "256MiB", "true"]);
+    server.k8e(&["sandbox", "run", "--tenant", "web", "true"]);
+    for args in commands {
+        let done = server.k8e(&[&["sandbox"], args].concat());
+        assert_eq!(done.code, 0, "{args:?}: {}", done.all());
+        assert_eq!(
+            done.json()["session_id"],
+            ran["session_id"],
+            "{}",
+            done.all()
+        );
+    }
+    assert_ne!(ran["session_id"], *created);
+    let web = server
+        .k8e(&["sandbox", "exposed", "--tenant", "web"])
+        .json();
+    let status = server.k8e(&["sandbox", "status", "--tenant", "web"]).json();
+    assert_eq!(web["session_id"], status["session_id"]);
+    assert_ne!(web["session_id"], ran["session_id"]);
 }

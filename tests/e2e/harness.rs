@@ -1,4 +1,4 @@
-//! A real `k8e server` with a data directory of its own, and its command line.
+//! For end-to-end tests: a real `k8e server` with a data directory of its own, and its command line.
 //!
 //! Needs root and the built binary: `cargo xtask test -p k8e-e2e` (or `ci`) sets `K8E_BIN`.
 
@@ -135,6 +135,9 @@ impl Server {
         }
         if !has("--expose-listen") {
             command.args(["--expose-listen", "none"]);
+        }
+        if !has("--e2b-listen") {
+            command.args(["--e2b-listen", "none"]);
         }
         // Who counts traces wants those of sessions only.
         if !self.flags.iter().any(|flag| flag.starts_with("--pool")) {

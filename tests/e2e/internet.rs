@@ -23,7 +23,7 @@ mod zone;
 pub use addresses::*;
 pub use log::{Connection, Datagram, Destination, Log, Query, Request};
 pub use namespace::Namespace;
-pub use packages::PACKAGED;
+pub use packages::{PACKAGED, Wheel};
 pub use zone::{Data, Zone};
 
 use place::{Place, Plan};

@@ -46,7 +46,7 @@ fn a_timeout_with_raw_output() {
     assert_eq!(ran.out(), "");
     assert_eq!(
         ran.err(),
-        "k8e: the command timed out after 1s and was killed with all it started; --timeout sets how long it may take\n"
+        "k8e: the command timed out after 1s and was killed with all processes it started; --timeout sets the limit\n"
     );
     assert_ne!(ran.code, 0);
 }
@@ -144,10 +144,10 @@ fn a_host_that_is_not_allowed() {
         "k8e sandbox allow-hosts --session-id {} --add denied.example",
         session.id
     );
-    let want = format!("k8e: the sandbox may not reach denied.example: `{command}` does\n");
+    let want = format!("k8e: the sandbox may not reach denied.example: `{command}` allows it\n");
     assert_eq!(ran.err(), want);
     let told = server.k8e(&["sandbox", "egress", &session.id]).json();
-    let detail = format!("no rule of the session allows it; `{command}` does");
+    let detail = format!("no rule of the session allows it; `{command}` allows it");
     assert_eq!(told["flows"][0]["detail"], detail, "{told}");
     let quiet = server.k8e(&["sandbox", "run", "--session-id", &session.id, "true"]);
     assert!(quiet.json().get("egress_denied").is_none());
@@ -171,7 +171,7 @@ fn a_host_that_is_not_allowed() {
     ]);
     assert_eq!(
         fresh.err(),
-        "k8e: the sandbox may not reach denied.example: `--allowed-hosts denied.example` does, the next time\n"
+        "k8e: the sandbox may not reach denied.example: `--allowed-hosts denied.example` allows it for the next run\n"
     );
 }
 

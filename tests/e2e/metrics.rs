@@ -295,9 +295,7 @@ fn check_series(series: &str, types: &BTreeMap<String, String>) {
 fn get(server: &Server, path: &str) -> (u16, String) {
     let log = server.log_text();
     // The last one: a server that was started again has another.
-    let (_, address) = log
-        .rsplit_once("metrics are on http://")
-        .expect("it says where");
+    let (_, address) = log.rsplit_once("metrics: http://").expect("it says where");
     let (address, _) = address.split_once('/').unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(WAIT)).unwrap();

@@ -155,7 +155,7 @@ fn a_timeout_that_passed_meanwhile_is_one() {
     let run = run["run_id"].as_str().unwrap();
     until("it runs", || session.sh("cat up").code == 0);
     sandbox(&server, &["pause", id]);
-    // Longer than its time, and than the patience with a guest that does not end it.
+    // Longer than its time, and than the deadline of a guest that does not end it.
     std::thread::sleep(Duration::from_secs(13));
     assert_eq!(sandbox(&server, &["get", id])["phase"], "paused");
     sandbox(&server, &["resume", id]);

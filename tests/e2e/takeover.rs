@@ -1,6 +1,7 @@
 //! A server whose process was taken over: runs system calls as it, and sends what it likes to the
 //! launcher. The threat model says what is left to such a server; everything else is refused.
 
+mod flood;
 #[cfg(target_arch = "x86_64")]
 mod sys;
 

@@ -13,7 +13,9 @@ use std::process::Command;
 /// Which profile of the workspace the `k8e` binary is built with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flavor {
-    /// Quick to build, shared with the tests.
+    /// Quick to build: to try it.
+    Try,
+    /// As quick, with the features that tests want, so that one build serves the program and its tests.
     Ci,
     /// What people install.
     Dist,
@@ -36,10 +38,9 @@ pub(crate) fn build(flavor: Flavor) -> Result<Binaries, String> {
     command
         .args(["build", "--package", "k8e", "--profile", profile])
         .env("K8E_GUEST_BIN", &guest);
-    if flavor == Flavor::Ci {
-        // What tests want of tokio. Without it, all that uses tokio would be built twice, for the
-        // program and for its tests.
-        command.args(["--features", "tokio/test-util"]);
+    let features = flavor.features();
+    if !features.is_empty() {
+        command.arg("--features").arg(features.join(","));
     }
     process::run(&mut command)?;
     let k8e = target_dir.join(profile).join("k8e");
@@ -54,7 +55,7 @@ pub(crate) fn build_runtime() -> Result<PathBuf, String> {
 
 /// Builds, then becomes `k8e` with these arguments, in the directory the person is in.
 pub(crate) fn run(args: &[OsString], called_from: &Path) -> Outcome {
-    let binaries = build(Flavor::Ci)?;
+    let binaries = build(Flavor::Try)?;
     if !process::is_root() {
         eprintln!(
             "note: a k8e server makes sandboxes as root. If none runs here yet, use\n  \
@@ -128,8 +129,18 @@ fn triple_for(host: &str) -> Result<String, String> {
 impl Flavor {
     fn profile(self) -> &'static str {
         match self {
-            Self::Ci => "ci",
+            Self::Try | Self::Ci => "ci",
             Self::Dist => "dist",
+        }
+    }
+
+    /// Without these, all that uses tokio or k8s-openapi would be built twice, for the program and for
+    /// its tests. Schemas are left out where no test needs them: they take longest to compile.
+    fn features(self) -> &'static [&'static str] {
+        match self {
+            Self::Try => &["tokio/test-util"],
+            Self::Ci => &["tokio/test-util", "k8e-operator/schema"],
+            Self::Dist => &[],
         }
     }
 }

@@ -1,13 +1,17 @@
 //! Everything that must be green before a commit lands, in the order that fails soonest.
 //! `.ci/run` and a contributor run the same thing.
 
+mod commits;
+mod report;
+mod test_runner;
+
 use crate::binaries::{self, Binaries, Flavor};
 use crate::codegen::{self, Mode};
 use crate::{Outcome, kube, process, setup, tidy};
+use report::Report;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 /// Set to 1 by a person without root, who wants what can run without it.
 const SKIP_ROOT_TESTS: &str = "K8E_SKIP_ROOT_TESTS";
@@ -15,45 +19,65 @@ const SKIP_ROOT_TESTS: &str = "K8E_SKIP_ROOT_TESTS";
 /// The packages whose tests make real sandboxes, or a real node.
 const ROOT_TEST_PACKAGES: &[&str] = &["k8e-e2e", "k8e-driver", "k8e-kube-dev"];
 
-/// Tests elsewhere that need a real node, by what their names contain.
-const ROOT_TESTS: &str = "on_a_real_node";
+/// Tests elsewhere that need root, by what their paths contain: a real node, other users, files of
+/// root's, network namespaces.
+const ROOT_TESTS: &[&str] = &[
+    "on_a_real_node",
+    "as_root",
+    "netns::tests",
+    "ceilings::tests",
+    "buffer_limits::tests",
+];
 
 /// How long the advisory database may take to arrive: a shallow clone takes seconds.
 const ADVISORIES_FETCH_SECONDS_MAX: &str = "60";
 
-/// What happened so far: times, and what was not checked.
-struct Report {
-    started: Instant,
-    steps: Vec<(&'static str, Duration)>,
-    not_checked: Vec<String>,
-}
-
 /// Runs every step and stops at the first that fails.
 pub(crate) fn run() -> Outcome {
-    let mut report = Report::new();
-    let with_root_tests = root_tests(&mut report)?;
+    Report::of(|report| {
+        let with_root_tests = root_tests(report)?;
 
-    if with_root_tests {
-        report.step("setup", setup::run)?;
-    }
-    report.step("codegen --check", || codegen::run(Mode::Check))?;
+        if with_root_tests {
+            report.step("setup", setup::run)?;
+        }
+        without_building(report)?;
+        let deny = report.step("cargo-deny", setup::cargo_deny)?;
+        report.step("deny", || check_dependencies(&deny))?;
+        check_advisories(&deny, report)?;
+        report.step("clippy", clippy)?;
+        report.step("doc", doc)?;
+        let binaries = report.step("build", || binaries::build(Flavor::Ci))?;
+        let runtime = report.step("runtime", binaries::build_runtime)?;
+        // From a cache, or built once: minutes that would look like a test that hangs.
+        report.step("kube", kube::binaries)?;
+        report.step("test", || test(&binaries, &runtime, with_root_tests))
+    })
+}
+
+/// What can be checked without root, and without installing anything.
+pub(crate) fn check() -> Outcome {
+    Report::of(|report| {
+        without_building(report)?;
+        report.step("clippy", clippy)?;
+        report.step("test", unit_tests)?;
+        let packages = ROOT_TEST_PACKAGES.join(", ");
+        report.not_checked(format!(
+            "dependencies, documentation, integration tests, the tests of {packages} and those {}: \
+             `cargo xtask ci` does",
+            ROOT_TESTS.join(" or ")
+        ));
+        Ok(())
+    })
+}
+
+/// The steps that take seconds.
+fn without_building(report: &mut Report) -> Outcome {
     report.step("fmt --check", || {
         process::run(process::cargo().args(["fmt", "--all", "--check"]))
     })?;
     report.step("tidy", tidy::run)?;
-    let deny = report.step("cargo-deny", setup::cargo_deny)?;
-    report.step("deny", || check_dependencies(&deny))?;
-    check_advisories(&deny, &mut report)?;
-    report.step("clippy", clippy)?;
-    report.step("doc", doc)?;
-    let binaries = report.step("build", || binaries::build(Flavor::Ci))?;
-    let runtime = report.step("runtime", binaries::build_runtime)?;
-    // From a cache, or built once: minutes that would look like a test that hangs.
-    report.step("kube", kube::binaries)?;
-    report.step("test", || test(&binaries, &runtime, with_root_tests))?;
-
-    report.print_summary();
-    Ok(())
+    commits::check(report)?;
+    report.step("codegen --check", || codegen::run(Mode::Check))
 }
 
 /// Whether tests that need root run. Without root that is for the person to decide, not for us.
@@ -62,7 +86,8 @@ fn root_tests(report: &mut Report) -> Result<bool, String> {
     if skip {
         let packages = ROOT_TEST_PACKAGES.join(", ");
         report.not_checked(format!(
-            "the tests of {packages} and those {ROOT_TESTS}, because {SKIP_ROOT_TESTS}=1"
+            "the tests of {packages} and those {}, because {SKIP_ROOT_TESTS}=1",
+            ROOT_TESTS.join(" or ")
         ));
         return Ok(false);
     }
@@ -97,26 +122,39 @@ fn doc() -> Outcome {
 }
 
 fn test(binaries: &Binaries, runtime: &Path, with_root_tests: bool) -> Outcome {
-    // Our own tests use the profile we were built with: the other would build protox again.
-    process::run(process::cargo().args(["test", "--quiet", "--package", "xtask"]))?;
-    let mut command = process::cargo();
-    command.args([
-        "test",
-        "--workspace",
-        "--exclude",
-        "xtask",
-        // One run names everything that fails: on a machine elsewhere a second one costs minutes.
-        "--no-fail-fast",
-        "--profile",
-        "ci",
-    ]);
+    let mut command = workspace_tests();
+    // Not the examples: clippy compiles them, and an end-to-end test runs them.
+    command.arg("--tests").env("K8E_RUNTIME_BIN", runtime);
+    let mut args = Vec::new();
     if !with_root_tests {
-        for package in ROOT_TEST_PACKAGES {
-            command.args(["--exclude", package]);
-        }
-        command.args(["--", "--skip", ROOT_TESTS]);
+        without_root(&mut command, &mut args);
     }
-    with_binaries(command.env("K8E_RUNTIME_BIN", runtime), binaries)
+    test_runner::run(with_binaries(&mut command, binaries)?, &args)
+}
+
+/// Tests beside the code: quick, and without anything that has to be built or installed first.
+fn unit_tests() -> Outcome {
+    let mut command = workspace_tests();
+    command.args(["--lib", "--bins"]);
+    let mut args = Vec::new();
+    without_root(&mut command, &mut args);
+    test_runner::run(&mut command, &args)
+}
+
+fn workspace_tests() -> Command {
+    let mut command = process::cargo();
+    command.args(["test", "--workspace", "--profile", "ci"]);
+    command
+}
+
+/// Leaves out what needs root.
+fn without_root(command: &mut Command, args: &mut Vec<&str>) {
+    for package in ROOT_TEST_PACKAGES {
+        command.args(["--exclude", package]);
+    }
+    for name in ROOT_TESTS {
+        args.extend(["--skip", name]);
+    }
 }
 
 /// Builds, then runs the tests that a person asks for.
@@ -124,15 +162,18 @@ pub(crate) fn test_some(args: &[OsString]) -> Outcome {
     let binaries = binaries::build(Flavor::Ci)?;
     let mut command = process::cargo();
     command.args(["test", "--profile", "ci"]).args(args);
-    with_binaries(&mut command, &binaries)
+    process::run(with_binaries(&mut command, &binaries)?)
 }
 
-fn with_binaries(command: &mut Command, binaries: &Binaries) -> Outcome {
-    command
+/// Tells tests where the built programs and the installed tools are.
+fn with_binaries<'a>(
+    command: &'a mut Command,
+    binaries: &Binaries,
+) -> Result<&'a mut Command, String> {
+    Ok(command
         .env("K8E_BIN", &binaries.k8e)
         .env("K8E_GUEST_BIN", &binaries.guest)
-        .env("K8E_TOOLS_DIR", setup::tools_dir()?);
-    process::run(command)
+        .env("K8E_TOOLS_DIR", setup::tools_dir()?))
 }
 
 fn check_dependencies(deny: &Path) -> Outcome {
@@ -167,50 +208,4 @@ fn check_advisories(deny: &Path, report: &mut Report) -> Outcome {
         "advisories",
     ]);
     report.step("advisories", || process::run(&mut command))
-}
-
-// === impl Report ===
-
-impl Report {
-    fn new() -> Self {
-        Self {
-            started: Instant::now(),
-            steps: Vec::new(),
-            not_checked: Vec::new(),
-        }
-    }
-
-    fn step<T>(
-        &mut self,
-        name: &'static str,
-        work: impl FnOnce() -> Result<T, String>,
-    ) -> Result<T, String> {
-        eprintln!("==> {name}");
-        let started = Instant::now();
-        let outcome = work();
-        let took = started.elapsed();
-        let word = if outcome.is_ok() { "ok" } else { "FAILED" };
-        eprintln!("<== {name}: {word} in {:.1} s", took.as_secs_f64());
-        self.steps.push((name, took));
-        outcome.map_err(|message| format!("ci stopped at `{name}`: {message}"))
-    }
-
-    fn not_checked(&mut self, what: String) {
-        eprintln!("!!! NOT CHECKED: {what}");
-        self.not_checked.push(what);
-    }
-
-    fn print_summary(&self) {
-        eprintln!();
-        for (name, took) in &self.steps {
-            eprintln!("{:>8.1} s  {name}", took.as_secs_f64());
-        }
-        eprintln!(
-            "{:>8.1} s  all: green",
-            self.started.elapsed().as_secs_f64()
-        );
-        for what in &self.not_checked {
-            eprintln!("!!! NOT CHECKED: {what}");
-        }
-    }
 }

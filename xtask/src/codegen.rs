@@ -1,9 +1,7 @@
-//! Generates the committed protobuf code with protox, so nobody needs protoc.
-//! `--check` fails when what is committed is not what the protos say.
+//! `cargo xtask codegen`: a program of its own (`xtask/codegen`), so that `cargo xtask run` does not
+//! have to build a protobuf compiler first.
 
-use crate::Outcome;
-use prost::Message as _;
-use std::path::Path;
+use crate::{Outcome, process};
 
 /// Whether to write the generated files or only compare them.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -14,98 +12,14 @@ pub(crate) enum Mode {
     Check,
 }
 
-struct Target {
-    protos: &'static [&'static str],
-    crate_dir: &'static str,
-    file: &'static str,
-    services: bool,
-    /// Whether clients can connect by themselves, for which tonic's transport is needed.
-    transport: bool,
-}
-
-const TARGETS: &[Target] = &[
-    Target {
-        protos: &["k8e/guest/v1/guest.proto"],
-        crate_dir: "crates/wire/src/gen",
-        file: "k8e.guest.v1.rs",
-        services: false,
-        transport: false,
-    },
-    Target {
-        protos: &[
-            "k8e/v1/sandboxes.proto",
-            "k8e/v1/identity.proto",
-            "k8e/v1/secrets.proto",
-            "k8e/v1/approvals.proto",
-            "k8e/v1/snapshots.proto",
-        ],
-        crate_dir: "crates/api/src/gen",
-        file: "k8e.v1.rs",
-        services: true,
-        transport: true,
-    },
-    Target {
-        protos: &["sandbox/v1/sandbox.proto"],
-        crate_dir: "crates/api/src/gen",
-        file: "sandbox.v1.rs",
-        services: true,
-        transport: true,
-    },
-    Target {
-        protos: &["process/v1/process.proto"],
-        crate_dir: "crates/runtime/src/gen",
-        file: "process.v1.rs",
-        services: true,
-        transport: false,
-    },
-];
-
-/// What these hold must not be printed by accident: their `Debug` is written by hand.
-const SECRET_MESSAGES: &[&str] = &[
-    ".k8e.v1.SetSecretRequest",
-    ".k8e.v1.CreateKeyResponse",
-    ".k8e.v1.ExposedService",
-];
-
+/// Builds it and runs it.
 pub(crate) fn run(mode: Mode) -> Outcome {
-    for target in TARGETS {
-        let descriptors =
-            protox::compile(target.protos, ["proto"]).map_err(|e| format!("{e:?}"))?;
-        let out = tempfile::tempdir().map_err(|e| e.to_string())?;
-        let mut config = tonic_prost_build::Config::new();
-        config
-            .bytes(["."])
-            .skip_debug(SECRET_MESSAGES)
-            .out_dir(out.path());
-        let encoded = descriptors.encode_to_vec();
-        tonic_prost_build::configure()
-            .build_client(target.services)
-            .build_server(target.services)
-            .build_transport(target.transport)
-            .out_dir(out.path())
-            .compile_fds_with_config(descriptors, config)
-            .map_err(|e| format!("{}: {e}", target.protos.join(", ")))?;
-        let code = std::fs::read(out.path().join(target.file)).map_err(|e| e.to_string())?;
-        let dir = Path::new(target.crate_dir);
-        ensure(&dir.join(target.file), &code, mode)?;
-        if target.services {
-            ensure(&dir.join(target.file).with_extension("bin"), &encoded, mode)?;
-        }
-    }
-    Ok(())
-}
-
-fn ensure(path: &Path, want: &[u8], mode: Mode) -> Outcome {
-    if std::fs::read(path).is_ok_and(|have| have == want) {
-        return Ok(());
-    }
+    let mut command = process::cargo();
+    // The profile of everything else: they share build scripts and macros.
+    command.args(["run", "--quiet", "--package", "k8e-codegen"]);
+    command.args(["--profile", "ci", "--"]);
     if mode == Mode::Check {
-        return Err(format!(
-            "{} is stale: run `cargo xtask codegen` and commit it",
-            path.display()
-        ));
+        command.arg("--check");
     }
-    let dir = path.parent().expect("generated files live in a directory");
-    std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-    std::fs::write(path, want).map_err(|e| format!("{}: {e}", path.display()))
+    process::run(&mut command)
 }

@@ -8,6 +8,7 @@
 mod binaries;
 mod ci;
 mod codegen;
+mod cross_check;
 mod fuzz;
 mod kube;
 mod process;
@@ -33,7 +34,9 @@ const USAGE: &str = "usage: cargo xtask <task>
                        --coverage: by libFuzzer, guided by coverage (needs a C++ compiler)
   kube up|down|bin     a real Kubernetes of plain processes (`cargo xtask kube --help`)
   setup                install what the tests need: system packages, tsx, cargo-deny
-  ci                   everything that must be green before a commit lands
+  check                format, tidy, codegen --check, clippy and unit tests: needs no root, installs nothing
+  ci                   everything that must be green before a commit lands; needs root
+  cross-check          type-check the client for Windows and macOS
   tidy                 the house rules that rustc and clippy cannot check
   codegen [--check]    generate crates/{api,runtime,wire}/src/gen from proto/
 ";
@@ -61,7 +64,7 @@ fn dispatch(args: &[OsString]) -> Outcome {
         .map(|arg| arg.to_str().unwrap_or_default())
         .collect();
     match words.as_slice() {
-        ["build"] => binaries::build(Flavor::Ci).map(drop),
+        ["build"] => binaries::build(Flavor::Try).map(drop),
         ["build", "--release"] => binaries::build(Flavor::Dist).map(drop),
         ["runtime"] => {
             println!("{}", binaries::build_runtime()?.display());
@@ -72,7 +75,9 @@ fn dispatch(args: &[OsString]) -> Outcome {
         ["fuzz", ..] => fuzz::run(&args[1..]),
         ["kube", ..] => kube::run(&args[1..], &called_from),
         ["setup"] => setup::run(),
+        ["check"] => ci::check(),
         ["ci"] => ci::run(),
+        ["cross-check"] => cross_check::run(),
         ["tidy"] => tidy::run(),
         ["codegen"] => codegen::run(Mode::Write),
         ["codegen", "--check"] => codegen::run(Mode::Check),

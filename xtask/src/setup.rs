@@ -4,9 +4,12 @@
 //! inside.
 
 mod clients;
+mod images;
+mod newest_runsc;
 mod runsc;
 
 use crate::{Outcome, binaries, process};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -78,6 +81,11 @@ const NEEDS: &[Need] = &[
         reason: "the egress suite, inside sandboxes",
     },
     Need {
+        program: "jq",
+        package: "jq",
+        reason: "the commands of the agent skill read JSON with it",
+    },
+    Need {
         program: "nft",
         package: "nftables",
         reason: "the egress suite takes away the rules of a host of its own",
@@ -86,6 +94,26 @@ const NEEDS: &[Need] = &[
         program: "node",
         package: "nodejs",
         reason: "node runs inside sandboxes",
+    },
+    Need {
+        program: "docker-registry",
+        package: "docker-registry",
+        reason: "tests of templates fetch images from it",
+    },
+    Need {
+        program: "skopeo",
+        package: "skopeo",
+        reason: "tests of templates push images with it",
+    },
+    Need {
+        program: "umoci",
+        package: "umoci",
+        reason: "tests of templates make images with it",
+    },
+    Need {
+        program: "mmdebstrap",
+        package: "mmdebstrap",
+        reason: "makes the root file system of images under test",
     },
     Need {
         program: "npm",
@@ -108,19 +136,46 @@ const PYTHON_MODULES: &[(&str, &str)] = &[
 
 /// Everything the tests need.
 pub(crate) fn run() -> Outcome {
+    let tools = tools_dir()?;
+    let failed = |e: std::io::Error| format!("{}: {e}", tools.display());
+    std::fs::create_dir_all(&tools).map_err(failed)?;
+    // Of another clone, the same may be under way.
+    let lock = File::create(tools.join("lock")).map_err(failed)?;
+    lock.lock().map_err(failed)?;
     system_packages()?;
     runsc::install()?;
+    newest_runsc::install(&tools)?;
     tsx()?;
-    clients::install(&tools_dir()?)?;
+    clients::install(&tools)?;
+    images::install(&tools)?;
     cargo_deny().map(drop)
 }
 
-/// Where tools are that no system package has.
-pub(crate) fn tools_dir() -> Result<PathBuf, String> {
-    Ok(binaries::target_dir()?.join("tools"))
+/// The mirror of Debian that this machine uses.
+pub(crate) fn debian_mirror() -> Result<String, String> {
+    runsc::mirror()
 }
 
-/// A cargo-deny that reads our deny.toml; built into target/tools when there is none.
+/// The keys of Debian's archive, where apt does not find them by itself.
+pub(crate) fn archive_keys() -> Option<&'static str> {
+    runsc::archive_keys()
+}
+
+/// Where tools are that no system package has: among this person's caches, like the programs of
+/// `cargo xtask kube`, so that a fresh clone does not install them once more.
+pub(crate) fn tools_dir() -> Result<PathBuf, String> {
+    let given = |name: &str| {
+        let value = std::env::var_os(name).map(PathBuf::from);
+        value.filter(|path| path.is_absolute())
+    };
+    let caches = given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")));
+    match caches {
+        Some(caches) => Ok(caches.join("k8e/tools")),
+        None => Ok(binaries::target_dir()?.join("tools")),
+    }
+}
+
+/// A cargo-deny that reads our deny.toml; built when there is none.
 pub(crate) fn cargo_deny() -> Result<PathBuf, String> {
     let tools = tools_dir()?;
     let own = tools.join("bin/cargo-deny");
@@ -148,7 +203,7 @@ pub(crate) fn cargo_deny() -> Result<PathBuf, String> {
         // Its release profile takes several times longer to build than the one run saves.
         .arg("--debug")
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
-        .env("CARGO_TARGET_DIR", tools.join("build"));
+        .env("CARGO_TARGET_DIR", binaries::target_dir()?.join("tools"));
     process::run(&mut command)?;
     Ok(own)
 }

@@ -8,6 +8,7 @@ use crate::v1::identity_client::IdentityClient;
 use crate::v1::sandboxes_client::SandboxesClient;
 use crate::v1::secrets_client::SecretsClient;
 use crate::v1::snapshots_client::SnapshotsClient;
+use crate::v1::templates_client::TemplatesClient;
 use crate::{REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SESSION_HEADER};
 use k8e_model::ApiKey;
 use std::error::Error as _;
@@ -20,24 +21,24 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
 
-/// A server that does not answer the connection by then is not there.
+/// A server that has not accepted the connection by then is unreachable.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A silent peer is asked for a sign of life, so that a dead one is noticed in a long run.
+/// HTTP/2 keepalive, so that a dead server is noticed during a long run.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// No network is between us and a server on this machine: one that says nothing hangs.
+/// Without a network in between, a server that does not reply to a ping hangs.
 #[cfg(unix)]
 const LOCAL_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 #[cfg(unix)]
 const LOCAL_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Enough that a large file is not held up by round trips.
+/// HTTP/2 flow-control windows: enough that a large file does not wait for round trips.
 const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 
-/// Where a server listens, and how it and we prove who we are.
+/// Where a server listens, and how client and server authenticate.
 #[derive(Clone, Debug)]
 pub enum Endpoint {
     /// The Unix socket of a server on this machine; the kernel tells it who we are.
@@ -55,7 +56,7 @@ pub struct TlsEndpoint {
     pub ca_pem: Vec<u8>,
     /// Our own certificate and key, if we have them.
     pub identity: Option<ClientIdentity>,
-    /// Sent with every call: for who has no certificate, or is about to ask for one.
+    /// API key, sent with every call: for clients without a certificate, and to log in.
     pub api_key: Option<ApiKey>,
 }
 
@@ -73,14 +74,16 @@ pub struct ClientIdentity {
 #[derive(Clone, Debug)]
 pub struct Client {
     sandboxes: SandboxesClient<Calls>,
-    /// Keys, certificates and the audit.
+    /// API keys, certificates and the audit log.
     pub identity: IdentityClient<Calls>,
     /// Secrets.
     pub secrets: SecretsClient<Calls>,
-    /// Questions to people.
+    /// Approvals: requests to people.
     pub approvals: ApprovalsClient<Calls>,
-    /// Names of snapshots.
+    /// The registry of snapshots.
     pub snapshots: SnapshotsClient<Calls>,
+    /// Images for sessions.
+    pub templates: TemplatesClient<Calls>,
 }
 
 /// What the stubs call through.
@@ -176,7 +179,10 @@ impl Client {
             secrets: SecretsClient::new(calls.clone()),
             approvals: ApprovalsClient::new(calls.clone())
                 .max_decoding_message_size(RESPONSE_BYTES_MAX),
-            snapshots: SnapshotsClient::new(calls),
+            snapshots: SnapshotsClient::new(calls.clone()),
+            templates: TemplatesClient::new(calls)
+                .max_decoding_message_size(RESPONSE_BYTES_MAX)
+                .max_encoding_message_size(REQUEST_BYTES_MAX),
         })
     }
 }

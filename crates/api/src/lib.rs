@@ -1,4 +1,4 @@
-//! k8e's public contract: the generated stubs, the conversions to the model, and the client.
+//! The public gRPC API: the generated stubs, the conversions to the model, and the Rust client.
 //!
 //! Nobody else turns wire messages into model types or model codes into gRPC codes, so a rule
 //! about the wire has one home. Builds on every platform that the command line builds on.
@@ -15,7 +15,7 @@ pub const REQUEST_BYTES_MAX: usize = 20 * 1024 * 1024;
 /// Bytes of one message that a client takes: a long list of sessions is one message.
 pub const RESPONSE_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Metadata with which a caller says for which session it works: what that asked for, it does not approve.
+/// Metadata with which a client says for which session it works: it cannot approve what that session asked for.
 pub const SESSION_HEADER: &str = "x-k8e-session";
 
 /// Bytes of standard input or file content that a client puts into one message.

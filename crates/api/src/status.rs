@@ -9,10 +9,10 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 /// A message travels in an HTTP/2 header, and those are bounded at both ends.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// What is used up now may be free then: sessions end, and sandboxes that wait get their turn.
+/// Retry hint of `RESOURCE_EXHAUSTED`: by then sessions may have ended and queued launches begun.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// As it is told to a client.
+/// The gRPC status of an error.
 pub fn to_status(code: Code, message: &str) -> Status {
     let end = message.floor_char_boundary(MESSAGE_BYTES_MAX);
     let message = &message[..end];
@@ -28,14 +28,14 @@ pub fn retry_after(status: &Status) -> Option<Duration> {
     status.get_details_retry_info()?.retry_delay
 }
 
-/// As a client reads it.
+/// The error of a gRPC status.
 pub fn from_status(status: &Status) -> Error {
     Error::new(model_code(status.code()), status.message())
 }
 
 /// Why the connection broke, when it was that and not the server that ended a call.
 pub fn connection_lost(status: &Status) -> Option<String> {
-    // What the server says has no source; what the connection says has.
+    // Errors of the server have no source; errors of the connection have.
     let mut cause = status.source()?;
     while let Some(next) = cause.source() {
         cause = next;
@@ -43,7 +43,7 @@ pub fn connection_lost(status: &Status) -> Option<String> {
     Some(without_manual(&cause.to_string()))
 }
 
-/// Without the address of a library's manual, which is no help to whoever runs a command.
+/// Without the URL of a library's manual, which does not help the user of a command.
 fn without_manual(cause: &str) -> String {
     if cause.contains("close_notify") {
         return "the server closed the connection".to_owned();

@@ -39,5 +39,12 @@ impl std::fmt::Debug for ExposedService {
     }
 }
 
+impl std::fmt::Debug for RegistryCredentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RegistryCredentials")
+            .finish_non_exhaustive()
+    }
+}
+
 /// The service's own description, for reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("gen/k8e.v1.bin");

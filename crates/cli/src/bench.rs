@@ -1,7 +1,7 @@
-//! `k8e bench`: what sandboxes cost here, next to what the machine and other tools cost.
+//! `k8e bench`: benchmarks of sandboxes (latency, throughput, density), beside baselines on the same machine.
 //!
-//! Nothing is compared across runs: whatever is compared was measured in the same one. What a run
-//! makes (sessions, containers, files) it removes, also when it is interrupted.
+//! Results are compared only within one run. Everything that a run creates (sessions, containers, files) is removed, also
+//! when it is interrupted.
 
 mod bar;
 mod bundle;
@@ -38,7 +38,7 @@ use std::time::Duration;
 use subject::Host;
 use throughput::Load;
 
-/// How many live sandboxes density looks at. More takes a server that has room for them.
+/// Default numbers of live sandboxes for density. More need a server with a higher --max-sessions.
 const LIVE_NATIVE: [u32; 3] = [1, 10, 100];
 const LIVE_OTHER: [u32; 2] = [1, 10];
 
@@ -57,51 +57,51 @@ Examples:
 A bar is what we ask of ourselves: `≤ 2.00 ok` or `≤ 2.00 MISSED`. Absolute times are this
 machine's; ratios say more. 500 live sandboxes need `k8e server --max-sessions 2000`.")]
 pub struct BenchArgs {
-    /// Measure this part only; may be repeated [default: all]
+    /// Run only this benchmark; may be repeated [default: all]
     #[arg(long, value_name = "PART", value_enum)]
     only: Vec<Part>,
 
-    /// Measure this runtime only; may be repeated [default: all that work]
+    /// Measure only this runtime; may be repeated [default: all that work]
     #[arg(long, value_name = "KIND", value_parser = runtime)]
     runtime: Vec<RuntimeKind>,
 
-    /// How often each is measured
+    /// Iterations of each latency measurement
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     iterations: u32,
 
-    /// Clients at once, for throughput
+    /// Throughput: number of concurrent clients
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     clients: u32,
 
-    /// How long throughput is measured, for each
+    /// Throughput: seconds for each measurement
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 
-    /// Live native sandboxes, for density [default: 1,10,100]
+    /// Density: numbers of live native sandboxes [default: 1,10,100]
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=100_000))]
     live: Vec<u32>,
 
-    /// Live gVisor sandboxes, for density [default: 1,10]
+    /// Density: numbers of live gVisor sandboxes [default: 1,10]
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=100_000))]
     live_gvisor: Vec<u32>,
 
-    /// One JSON object instead of tables
+    /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
 
-    /// Write a chart of the latencies to this file
+    /// Write a chart of the latencies (SVG) to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// What can be measured by itself.
+/// The benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// How long things take
+    /// Latency: milliseconds to create, execute and run
     Latency,
-    /// How many sandboxes a second
+    /// Throughput: sandboxes created, used and removed per second
     Throughput,
-    /// What many live sandboxes cost
+    /// Density: memory of many live sandboxes
     Density,
 }
 

@@ -1,4 +1,4 @@
-//! `k8e sandbox …`, and the commands beside it: one file for each.
+//! Subcommands of `k8e sandbox`, and of `k8e` itself: one file for each.
 
 mod allow_hosts;
 mod allowing;
@@ -27,10 +27,12 @@ mod runs;
 pub(crate) mod secret;
 mod sessions;
 mod shell;
+mod snapshot;
 mod spec;
 mod status;
 mod stream;
 mod subagent;
+pub(crate) mod template;
 mod write;
 
 use crate::connect::connect;
@@ -38,27 +40,27 @@ use crate::failure::Failure;
 use crate::{Globals, Late};
 use clap::Subcommand;
 
-/// What `k8e sandbox --help` begins with.
+/// First paragraphs of `k8e sandbox --help`.
 pub(crate) const ABOUT: &str = "\
-Run code and commands in sandboxes, and manage them.
+Run code and commands in sandboxes, and manage sessions.
 
-The short way is one command: `run` makes a session for its tenant when there is none, and uses it
-again the next time, so files and installed packages stay.
+`run` alone is enough: it creates a session the first time and reuses it the next time, so files and
+installed packages persist.
 
   k8e sandbox run 'print(1 + 1)' --lang python
   k8e sandbox run 'make test' --raw --timeout 10m
   echo 'console.log(1)' | k8e sandbox run --lang node
 
-The long way keeps sessions apart:
+With explicit sessions:
 
   SID=$(k8e sandbox create | jq -r .session_id)
   k8e sandbox write $SID data.csv < data.csv
   k8e sandbox run 'wc -l data.csv' --session-id $SID
   k8e sandbox destroy $SID
 
-Every command prints one JSON object; `--raw` prints bytes as they come. `run` and `exec` exit with
-the command's own code. Otherwise 1 is a failed request and 2 a server that cannot be reached;
-errors are {\"error\":…,\"detail\":…} on standard output and a line on standard error.";
+Every command prints one JSON object; `--raw` streams bytes. `run` and `exec` exit with the exit
+code of the command. Otherwise 1 is a failed request and 2 an unreachable server; errors are
+{\"error\":…,\"detail\":…} on standard output and a line on standard error.";
 
 /// The commands of `k8e sandbox`.
 #[derive(Subcommand, Debug)]
@@ -66,59 +68,62 @@ pub enum SandboxCommand {
     /// Run code, or a shell command, in a sandbox
     #[command(long_about = run::LONG_ABOUT)]
     Run(Late<run::RunArgs>),
-    /// Show how a background run is doing
+    /// Show status and output of a background run
     #[command(long_about = runs::LONG_ABOUT)]
     Poll(Late<runs::PollArgs>),
     /// List the background runs of a session
     Runs(Late<runs::RunsArgs>),
-    /// End a background run
+    /// Cancel a background run
     Cancel(Late<runs::CancelArgs>),
-    /// Open a shell, or any program, at a terminal in a session
+    /// Open an interactive shell, or another program, in a terminal of a session
     #[command(long_about = shell::LONG_ABOUT)]
     Shell(Late<Box<shell::ShellArgs>>),
-    /// Give a service in a session a URL
+    /// Expose a service in a session at a URL
     #[command(long_about = expose::LONG_ABOUT)]
     Expose(Late<expose::ExposeArgs>),
-    /// Take a service's URL back
+    /// Stop exposing a service: its URL ends
     Unexpose(Late<expose::UnexposeArgs>),
-    /// List the services of a session that have a URL
+    /// List the exposed services of a session
     Exposed(Late<expose::ExposedArgs>),
-    /// Make a session
+    /// Create a session
     #[command(long_about = create::LONG_ABOUT)]
     Create(Late<create::CreateArgs>),
     /// Show a session
     Get(Late<get::GetArgs>),
     /// List sessions
     Sessions(Late<sessions::SessionsArgs>),
-    /// Change what a session may reach
+    /// Change the egress allow-list of a session
     #[command(long_about = allow_hosts::LONG_ABOUT)]
     AllowHosts(Late<allow_hosts::AllowHostsArgs>),
-    /// Show what a session tried to reach, and what was denied
+    /// Show the egress connections of a session, allowed and denied
     #[command(long_about = egress::LONG_ABOUT)]
     Egress(Late<egress::EgressArgs>),
-    /// Ask a person before something that cannot be undone
+    /// Request human approval for an action, and wait for it
     #[command(long_about = approvals::LONG_ABOUT)]
     Confirm(Late<approvals::ConfirmArgs>),
-    /// Answer a question of `confirm`
+    /// Approve or reject a request of `confirm`
     Approve(Late<approvals::ApproveArgs>),
-    /// List the questions that wait for an answer
+    /// List pending approval requests
     Approvals(Late<approvals::ApprovalsArgs>),
-    /// Stop everything in a session until it is resumed
+    /// Pause a session: stop all its processes until it is resumed
     #[command(long_about = pause::LONG_ABOUT)]
     Pause(Late<pause::PauseArgs>),
-    /// Let a paused session go on
+    /// Resume a paused session
     Resume(Late<pause::ResumeArgs>),
-    /// Make a session that lives in the sandbox of another
+    /// Save the workspace of a session, and restore it
+    #[command(subcommand, long_about = snapshot::LONG_ABOUT)]
+    Snapshot(snapshot::SnapshotCommand),
+    /// Create a sub-agent: a session that shares the sandbox of another
     #[command(long_about = subagent::LONG_ABOUT)]
     Subagent(Late<subagent::SubagentArgs>),
-    /// End a session and remove its sandbox
+    /// Destroy a session and its sandbox
     Destroy(Late<destroy::DestroyArgs>),
-    /// Show the server: version, runtimes, limits, load
+    /// Show the state of the server: version, runtimes, default limits, number of sessions
     Status(Late<status::StatusArgs>),
-    /// Show the sandboxes that wait for a session
+    /// Show the warm pool
     #[command(long_about = pool::LONG_ABOUT)]
     Pool(Late<pool::PoolArgs>),
-    /// Execute a program with its arguments, without a shell
+    /// Execute a program with arguments, without a shell
     #[command(long_about = exec::LONG_ABOUT)]
     Exec(Late<exec::ExecArgs>),
     /// Write standard input to a file in the workspace
@@ -129,9 +134,9 @@ pub enum SandboxCommand {
     Read(Late<read::ReadArgs>),
     /// List the files of the workspace
     List(Late<list::ListArgs>),
-    /// Show one file of the workspace without its content
+    /// Show metadata of a file in the workspace
     Stat(Late<files::StatArgs>),
-    /// Make a directory in the workspace
+    /// Create a directory in the workspace
     Mkdir(Late<files::MkdirArgs>),
     /// Move or rename a file of the workspace
     Mv(Late<files::MvArgs>),
@@ -139,17 +144,17 @@ pub enum SandboxCommand {
     Rm(Late<files::RmArgs>),
     /// List the processes of a sandbox
     Ps(Late<ps::PsArgs>),
-    /// Show what a session's commands printed
+    /// Show the transcript of a session: the output of its commands
     #[command(long_about = log::LONG_ABOUT)]
     Log(Late<log::LogArgs>),
-    /// Show what happened to a session
+    /// Show the event log of a session
     Events(Late<events::EventsArgs>),
 }
 
 // === impl SandboxCommand ===
 
 impl SandboxCommand {
-    /// Whether standard output is JSON, and so errors are too.
+    /// Whether standard output is JSON; errors are printed as JSON then too.
     pub(crate) fn prints_json(&self) -> bool {
         match self {
             Self::Run(Late(args)) => !args.raw(),
@@ -172,6 +177,7 @@ impl SandboxCommand {
             | Self::Sessions(_)
             | Self::Pause(_)
             | Self::Resume(_)
+            | Self::Snapshot(_)
             | Self::Subagent(_)
             | Self::Destroy(_)
             | Self::Status(_)
@@ -189,7 +195,7 @@ impl SandboxCommand {
 }
 
 impl SandboxCommand {
-    /// Whether it does something about signals itself.
+    /// Whether the command handles signals itself.
     pub(crate) fn takes_signals(&self) -> bool {
         matches!(self, Self::Shell(_))
     }
@@ -198,13 +204,17 @@ impl SandboxCommand {
 pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8, Failure> {
     let client = || connect(globals);
     match command {
-        // What can be refused without a server is: the request is made, and checked, first.
+        // Arguments are validated before a server is contacted, or started.
         SandboxCommand::Run(Late(args)) => {
             let background = args.background();
             let request = args.request().await?;
+            let mut client = client().await?;
+            if let Some(create) = &request.start.create {
+                template::ensure(&mut client, &create.template).await?;
+            }
             match background {
-                true => run::start(request, client().await?).await,
-                false => run::run(request, client().await?).await,
+                true => run::start(request, client).await,
+                false => stream::drive(client, request).await,
             }
         }
         SandboxCommand::Shell(Late(args)) => {
@@ -219,13 +229,14 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         SandboxCommand::Exposed(Late(args)) => expose::list(args, client().await?).await,
         SandboxCommand::Exec(Late(args)) => {
             let request = args.request()?;
-            exec::run(request, client().await?).await
+            stream::drive(client().await?, request).await
         }
         SandboxCommand::Status(Late(args)) => status::run(args, client().await).await,
         SandboxCommand::Pool(Late(args)) => pool::run(args, client().await?).await,
         SandboxCommand::Create(Late(args)) => {
+            let entrypoint = args.entrypoint();
             let request = args.request()?;
-            create::run(request, client().await?).await
+            create::run(request, entrypoint, client().await?).await
         }
         SandboxCommand::AllowHosts(Late(args)) => {
             let request = args.request()?;
@@ -242,6 +253,10 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         SandboxCommand::Sessions(Late(args)) => sessions::run(args, client().await?).await,
         SandboxCommand::Pause(Late(args)) => pause::pause(args, client().await?).await,
         SandboxCommand::Resume(Late(args)) => pause::resume(args, client().await?).await,
+        SandboxCommand::Snapshot(command) => {
+            command.check()?;
+            Box::pin(snapshot::run(command, client().await?)).await
+        }
         SandboxCommand::Subagent(Late(args)) => subagent::run(args, client().await?).await,
         SandboxCommand::Destroy(Late(args)) => destroy::run(args, client().await?).await,
         SandboxCommand::Write(Late(args)) => write::run(args, client().await?).await,

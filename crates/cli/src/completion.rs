@@ -1,4 +1,4 @@
-//! `k8e completion`: scripts that teach a shell our commands.
+//! `k8e completion`: shell completion scripts.
 
 use crate::failure::Failure;
 use crate::output;
@@ -13,7 +13,7 @@ Examples:
   k8e completion zsh > ~/.zfunc/_k8e
   k8e completion fish > ~/.config/fish/completions/k8e.fish")]
 pub struct CompletionArgs {
-    /// Which shell
+    /// Shell to print the script for
     #[arg(value_enum)]
     shell: Shell,
 }

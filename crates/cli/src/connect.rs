@@ -1,7 +1,7 @@
-//! From what the user said to an open connection.
+//! Connects to the server: endpoint, certificates, API key, auto-start.
 //!
-//! Flow: a configured endpoint is used and nothing else is tried. Without one it is the socket of
-//! this machine's server, which is started when it is not there and may be.
+//! A configured endpoint is used and nothing else is tried. Without one it is the Unix socket of this machine's server,
+//! which is auto-started where that is possible and allowed.
 
 #[cfg(target_os = "linux")]
 mod autostart;
@@ -13,10 +13,10 @@ use k8e_model::ApiKey;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What K8E's gateway listens on, and ours too.
+/// Default TCP port of the API, as in the Go K8E.
 const PORT_DEFAULT: u16 = 50051;
 
-/// A connection to the server that the flags, the environment or this machine name.
+/// Connects to the server that flags or environment name, or else to that of this machine.
 pub(crate) async fn connect(globals: &Globals) -> Result<Client, Failure> {
     match address(globals)? {
         Some(address) => Ok(Client::connect(&endpoint(address, globals)?).await?),
@@ -24,7 +24,7 @@ pub(crate) async fn connect(globals: &Globals) -> Result<Client, Failure> {
     }
 }
 
-/// Where an endpoint points, before any certificate is read.
+/// A parsed endpoint.
 #[derive(Debug, PartialEq, Eq)]
 enum Address {
     Unix(PathBuf),
@@ -33,7 +33,7 @@ enum Address {
 }
 
 fn address(globals: &Globals) -> Result<Option<Address>, Failure> {
-    // An empty variable is how people unset one.
+    // An empty environment variable counts as unset.
     match globals.endpoint.as_deref() {
         None | Some("") => Ok(None),
         Some(text) => parse_address(text).map(Some).ok_or_else(|| {
@@ -105,8 +105,8 @@ fn endpoint(address: Address, globals: &Globals) -> Result<Endpoint, Failure> {
         None => read("ca.crt")?,
     };
     let api_key = api_key(globals);
-    // An API key is enough without a certificate, and a server with --trust-loopback needs neither on this machine. One
-    // without it answers what to do.
+    // An API key is enough without a certificate, and on loopback a server with --trust-loopback needs neither. The error
+    // of one without it says what to do.
     let optional = api_key.is_some() || is_loopback(&authority);
     let identity = if optional && !dir.join("client.crt").exists() {
         None
@@ -124,7 +124,7 @@ fn endpoint(address: Address, globals: &Globals) -> Result<Endpoint, Failure> {
     }))
 }
 
-/// Where to log in: the server's authority may be of this machine, and no certificate is needed.
+/// Endpoint of `k8e login`: no client certificate is needed, and the CA may be that of a server on this machine.
 pub(crate) fn login_endpoint(globals: &Globals) -> Result<Endpoint, Failure> {
     let authority = match address(globals)? {
         Some(Address::Tcp(authority)) => authority,
@@ -148,13 +148,13 @@ pub(crate) fn login_endpoint(globals: &Globals) -> Result<Endpoint, Failure> {
     let ca_pem = std::fs::read(ca).map_err(|e| {
         Failure::request(
             format!(
-                "cannot read {}: copy <data-dir>/tls/sandbox-ca.crt from the server to it, or the server could be anybody",
+                "cannot read {}, which the server is verified with: copy <data-dir>/tls/sandbox-ca.crt from the server to it",
                 own.display()
             ),
             e.to_string(),
         )
     })?;
-    // A certificate that is there can be renewed without the key.
+    // An existing certificate can be renewed without the API key.
     let read = |name: &str| std::fs::read(dir.join(name)).ok();
     let pair = read("client.crt").zip(read("client.key"));
     let api_key = api_key(globals);
@@ -168,7 +168,7 @@ pub(crate) fn login_endpoint(globals: &Globals) -> Result<Endpoint, Failure> {
     }))
 }
 
-/// The file that was named; an empty variable is how people unset one.
+/// Path of --ca-cert; an empty environment variable counts as unset.
 fn ca_cert(globals: &Globals) -> Option<&Path> {
     let named = globals.ca_cert.as_deref();
     named.filter(|path| !path.as_os_str().is_empty())
@@ -186,7 +186,7 @@ fn is_loopback(authority: &str) -> bool {
     host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
-/// The named directory; else the user's own.
+/// --cert-dir, or ~/.k8e/sandbox.
 pub(crate) fn own_cert_dir(globals: &Globals) -> PathBuf {
     globals.cert_dir.clone().unwrap_or_else(|| {
         std::env::home_dir()
@@ -195,7 +195,7 @@ pub(crate) fn own_cert_dir(globals: &Globals) -> PathBuf {
     })
 }
 
-/// The named directory; else the user's own; else, for root on the server itself, the server's.
+/// --cert-dir; else ~/.k8e/sandbox; else, for root on the server itself, the server's own certificates.
 fn cert_dir(globals: &Globals) -> PathBuf {
     let own = own_cert_dir(globals);
     if globals.cert_dir.is_some() {

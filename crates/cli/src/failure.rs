@@ -1,23 +1,23 @@
-//! Why a command failed, and the exit code that says so to scripts.
+//! Errors of client commands, and their exit codes.
 
 use k8e_api::client::ConnectError;
 use k8e_api::status::{Status, connection_lost, from_status, retry_after};
 use std::io;
 use std::time::Duration;
 
-/// The request failed, or was never one.
+/// Exit code: the request failed, or the command line is wrong.
 pub(crate) const EXIT_REQUEST: u8 = 1;
-/// No server could be reached.
+/// Exit code: no server could be reached.
 pub(crate) const EXIT_UNREACHABLE: u8 = 2;
-/// 128 + SIGINT, as shells have it.
+/// Exit code: interrupted; 128 + SIGINT, as in shells.
 pub(crate) const EXIT_INTERRUPTED: u8 = 130;
-/// 128 + SIGPIPE: what a program gets that writes to a closed pipe.
+/// Exit code: 128 + SIGPIPE, for a write to a closed pipe.
 const EXIT_BROKEN_PIPE: u8 = 141;
 
 /// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// To be told.
+    /// An error to report.
     Told {
         /// The exit code.
         exit: u8,
@@ -25,10 +25,10 @@ pub(crate) enum Failure {
         error: String,
         /// The cause, or the kind of error.
         detail: String,
-        /// When it is worth trying again, if the server says so.
+        /// When to retry, if the server sent it.
         retry_after: Option<Duration>,
     },
-    /// Whoever read our output has gone: there is nobody to tell.
+    /// The reader of standard output has closed the pipe: nothing is reported.
     BrokenPipe,
 }
 
@@ -55,7 +55,7 @@ impl Failure {
         }
     }
 
-    /// Something on this machine failed.
+    /// A local operation failed.
     pub(crate) fn io(operation: &str, error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::BrokenPipe;

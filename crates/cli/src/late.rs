@@ -1,14 +1,13 @@
-//! Flags that are described when their command is the one that was typed.
+//! Deferred clap arguments: the flags of a command are built only when that command was typed.
 //!
-//! To describe every flag of every command takes longer than most commands need. Clap's own
-//! `defer` would show other help: flags for everybody first, and what a type says of itself
-//! instead of what its command does.
+//! Building the flags of all commands takes longer than most commands need. Clap's own `defer` would print other help:
+//! global flags first, and the doc comment of the argument type in place of the command's.
 
 use clap::builder::Resettable;
 use clap::error::Error;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-/// The arguments of one command of many.
+/// Arguments of a subcommand, built when it is the one that was typed.
 #[derive(Clone, Debug)]
 pub struct Late<T>(pub T);
 
@@ -36,7 +35,7 @@ impl<T: FromArgMatches> FromArgMatches for Late<T> {
     }
 }
 
-/// What it would be had `T` been described at once: the flags for everybody come last.
+/// The command as if `T` had been built at once: global flags come last.
 fn describe<T: Args>(command: Command) -> Command {
     let (about, long_about) = (command.get_about(), command.get_long_about());
     let (about, long_about) = (about.cloned(), long_about.cloned());

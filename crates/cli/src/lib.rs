@@ -1,8 +1,7 @@
-//! The client commands of k8e: what was typed becomes API calls, what comes back becomes JSON.
+//! The command-line client of k8e: arguments become gRPC calls, responses become JSON.
 //!
-//! The command line holds no state: sessions are found again by tenant on the server, so a killed
-//! `k8e` leaves nothing to repair. Every command is one file in `commands/`: its arguments, its
-//! calls and what it prints.
+//! It keeps no state on disk: the server finds the session of a `run`, so a killed `k8e` leaves nothing to repair. Each
+//! command is one file in `commands/`: its arguments, its calls and its output.
 
 mod bench;
 mod commands;
@@ -29,7 +28,7 @@ use std::process::ExitCode;
 /// Flags that every command takes, before or after its name.
 #[derive(Args, Clone, Debug)]
 pub struct Globals {
-    /// The server: unix:///path, host:port or https://host:port [default: the one on this machine]
+    /// Address of the server: unix:///path, host:port or https://host:port [default: k8e.sock in --data-dir]
     #[arg(
         long,
         global = true,
@@ -39,7 +38,7 @@ pub struct Globals {
     )]
     pub endpoint: Option<String>,
 
-    /// Where the server of this machine keeps its data and its socket
+    /// Data directory of the server on this machine, with its socket; change it to run several servers
     #[arg(
         long,
         global = true,
@@ -50,7 +49,7 @@ pub struct Globals {
     )]
     pub data_dir: PathBuf,
 
-    /// Where ca.crt, client.crt and client.key are, for TCP [default: ~/.k8e/sandbox]
+    /// Directory of ca.crt, client.crt and client.key, for servers on TCP [default: ~/.k8e/sandbox]
     #[arg(
         long,
         global = true,
@@ -60,7 +59,7 @@ pub struct Globals {
     )]
     pub cert_dir: Option<PathBuf>,
 
-    /// The authority that signed the server's certificate, for TCP [default: ca.crt in --cert-dir]
+    /// CA certificate (PEM) that the server's certificate is verified with, for servers on TCP [default: ca.crt in --cert-dir]
     #[arg(
         long,
         global = true,
@@ -70,7 +69,7 @@ pub struct Globals {
     )]
     pub ca_cert: Option<PathBuf>,
 
-    /// Who you are, for a server on TCP: an API key that was made there
+    /// API key, for servers on TCP; `k8e apikey create` makes one on the server
     #[arg(
         long,
         global = true,
@@ -82,7 +81,7 @@ pub struct Globals {
     )]
     pub apikey: Option<KeyArg>,
 
-    /// Do not start a server when none runs on this machine
+    /// Do not auto-start a server when none runs on this machine
     #[arg(
         long,
         global = true,
@@ -93,47 +92,51 @@ pub struct Globals {
     pub no_autostart: bool,
 }
 
-/// An API key as it was typed; an empty one is none, which is how people unset a variable.
+/// Value of --apikey; empty counts as unset, as environment variables do.
 #[derive(Clone, Debug)]
 pub struct KeyArg(Option<ApiKey>);
 
 /// The commands of a client.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Run code and commands in sandboxes, and manage them
+    /// Run code and commands in sandboxes, and manage sessions
     #[command(subcommand, long_about = commands::ABOUT)]
     Sandbox(Box<commands::SandboxCommand>),
 
-    /// Make, list and delete API keys
+    /// Create, list and delete API keys
     #[command(subcommand, long_about = commands::apikey::LONG_ABOUT)]
     Apikey(commands::apikey::ApikeyCommand),
 
-    /// Get a certificate for an API key
+    /// Get a client certificate for an API key
     #[command(long_about = commands::login::LONG_ABOUT)]
     Login(Late<commands::login::LoginArgs>),
 
-    /// Set, list and delete secrets for commands in sandboxes
+    /// Set, list and delete secrets (environment variables for commands in sandboxes)
     #[command(subcommand, long_about = commands::secret::LONG_ABOUT)]
     Secret(commands::secret::SecretCommand),
 
-    /// Show who changed what
+    /// Create, list and delete templates: images that sessions can have as their root file system
+    #[command(subcommand, long_about = commands::template::LONG_ABOUT)]
+    Template(commands::template::TemplateCommand),
+
+    /// Show the audit log: which principal changed what
     #[command(long_about = commands::audit::LONG_ABOUT)]
     Audit(Late<commands::audit::AuditArgs>),
 
-    /// Measure this server next to what this machine and other tools need
+    /// Benchmark this server: latency, throughput and density, compared with other tools on this machine
     Bench(Late<bench::BenchArgs>),
 
     /// Print a completion script for your shell
     Completion(Late<CompletionArgs>),
 }
 
-/// Reads a command line. On failure everything is said and the exit code is what is left to do.
+/// Parses the command line; on failure prints the error and returns the exit code.
 ///
-/// A wrong command line exits with 1: 2 is for a server that cannot be reached.
+/// A usage error exits with 1: 2 is for a server that cannot be reached.
 pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
     P::try_parse_from(args).map_err(|mut error| {
         let usage = (error.use_stderr()).then(|| usage::describe(&mut error, args, &P::command()));
-        // A closed terminal is no reason to panic, and there is nobody left to tell.
+        // Fails when the terminal is closed; then there is nowhere to report it.
         let _ = error.print();
         let Some(usage) = usage else {
             return ExitCode::SUCCESS;
@@ -145,16 +148,20 @@ pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
     })
 }
 
-/// Does what a client command says. `whole` makes the complete command line, for completions.
+/// Executes a client command. `whole` builds the complete clap command, for completions.
 pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) -> ExitCode {
     let json = match &command {
         Command::Sandbox(command) => command.prints_json(),
-        Command::Apikey(_) | Command::Login(_) | Command::Secret(_) | Command::Audit(_) => true,
+        Command::Apikey(_)
+        | Command::Login(_)
+        | Command::Secret(_)
+        | Command::Template(_)
+        | Command::Audit(_) => true,
         Command::Bench(_) | Command::Completion(_) => false,
     };
     let result = match command {
         Command::Completion(Late(args)) => completion::run(args, whole()),
-        // It has every signal go inside, or cleans up.
+        // It forwards signals into the sandbox, or cleans up on them.
         Command::Sandbox(command) if command.takes_signals() => {
             block_on_to_the_end(commands::run(*command, globals))
         }
@@ -167,10 +174,14 @@ pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) ->
             let request = command.request().await?;
             commands::secret::run(request, connect::connect(globals).await?).await
         }),
+        Command::Template(command) => block_on(async {
+            let request = command.request()?;
+            commands::template::run(request, connect::connect(globals).await?).await
+        }),
         Command::Audit(Late(args)) => {
             block_on(async { commands::audit::run(args, connect::connect(globals).await?).await })
         }
-        // Interrupted, it still has to remove what it made.
+        // Interrupted, it still has to remove its sessions.
         Command::Bench(Late(args)) => block_on_to_the_end(bench::run(args, globals)),
     };
     match result {
@@ -179,8 +190,7 @@ pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) ->
     }
 }
 
-/// Prints what a command that needs no server has to say; the exit code is `code`, unless nobody
-/// reads.
+/// Prints the output of a command that needs no server and returns `code`, or the exit code of a failed write.
 pub fn print(bytes: &[u8], code: u8) -> ExitCode {
     match output::text(bytes) {
         Ok(()) => ExitCode::from(code),
@@ -188,7 +198,7 @@ pub fn print(bytes: &[u8], code: u8) -> ExitCode {
     }
 }
 
-/// Ctrl-C drops the call, and so ends what it started on the server.
+/// Runs a command; Ctrl-C cancels its call, and so ends what the call started on the server.
 fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     block_on_to_the_end(async {
         tokio::select! {
@@ -198,28 +208,28 @@ fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failu
     })
 }
 
-/// One thread: a client waits, it does not compute.
+/// Runs a command to its end, on one thread: a client mostly waits.
 fn block_on_to_the_end(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Failure::io("start the runtime", &e))?;
     let result = runtime.block_on(work);
-    // Not waited for: a thread that reads standard input may never come back.
+    // Not waited for: a thread that is blocked reading standard input may never return.
     runtime.shutdown_background();
     result
 }
 
 fn wants_json(args: &[OsString]) -> bool {
     let has = |word: &str| args.iter().any(|arg| arg == word);
-    let ours = ["sandbox", "apikey", "login", "secret", "audit"];
+    let ours = ["sandbox", "apikey", "login", "secret", "template", "audit"];
     ours.into_iter().any(has) && !has("--raw")
 }
 
 // === impl KeyArg ===
 
 impl KeyArg {
-    /// What is wrong is not repeated: it may be nearly right.
+    /// Errors do not contain the text: it may be almost a valid key.
     fn parse(text: &str) -> Result<Self, k8e_model::Error> {
         if text.is_empty() {
             return Ok(Self(None));
@@ -307,6 +317,11 @@ mod tests {
             "k8e secret set github:token --exact",
             "k8e secret list",
             "k8e secret delete github --principal ann",
+            "k8e template create py --from python:3.12",
+            "k8e template list",
+            "k8e template show py",
+            "k8e template delete py",
+            "k8e sandbox create --template py --entrypoint",
             "k8e audit --limit 5 --since 1h --principal ann",
             "k8e login --device-name x",
             "k8e completion zsh",
@@ -342,6 +357,8 @@ mod tests {
             "k8e sandbox get s --apikey 00",
             "k8e apikey create",
             "k8e secret",
+            "k8e template create py",
+            "k8e sandbox run x --entrypoint",
             "k8e bench --only speed",
             "k8e bench --live 0",
             "k8e bench --runtime docker",

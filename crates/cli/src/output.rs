@@ -1,4 +1,4 @@
-//! The one place that writes to standard output and standard error.
+//! Writes to standard output and standard error; no other module does.
 
 use crate::failure::Failure;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 
-/// One compact JSON object, on a line.
+/// Prints a compact JSON object on one line.
 pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
     let mut line = serde_json::to_vec(value)
         .map_err(|e| Failure::request(format!("cannot render the answer: {e}"), "internal"))?;
@@ -15,7 +15,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
     text(&line)
 }
 
-/// Bytes as they are, at once: for what is printed and then done.
+/// Prints bytes and flushes.
 pub(crate) fn text(bytes: &[u8]) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     stdout
@@ -24,21 +24,20 @@ pub(crate) fn text(bytes: &[u8]) -> Result<(), Failure> {
         .map_err(|e| Failure::io("write to standard output", &e))
 }
 
-/// A line for the person at the terminal.
+/// Prints a line on standard error.
 pub(crate) fn note(line: &str) {
-    // Nobody reads it: nothing to be done about that.
+    // A closed standard error cannot be reported.
     let _ = writeln!(io::stderr(), "k8e: {line}");
 }
 
-/// Asks the person at the terminal for something.
+/// Prints a prompt on standard error.
 pub(crate) fn prompt(text: &str) {
     let mut stderr = io::stderr();
     let _ = write!(stderr, "{text}");
     let _ = stderr.flush();
 }
 
-/// Where a long command has got to, for the person at the terminal; each line takes the place of
-/// the one before, and an empty one is the end of it.
+/// Progress of a long command, on a terminal only; each line replaces the one before, an empty one removes it.
 pub(crate) fn progress(line: &str) {
     let mut stderr = io::stderr();
     if stderr.is_terminal() {
@@ -47,7 +46,7 @@ pub(crate) fn progress(line: &str) {
     }
 }
 
-/// `{"error":…,"detail":…}` on standard output, for whoever parses it.
+/// Prints `{"error":…,"detail":…}` on standard output, for programs.
 pub(crate) fn error_json(error: &str, detail: &str, retry_after: Option<Duration>) {
     #[derive(Serialize)]
     struct ErrorJson<'a> {
@@ -64,7 +63,7 @@ pub(crate) fn error_json(error: &str, detail: &str, retry_after: Option<Duration
     });
 }
 
-/// Tells why a command failed and gives its exit code.
+/// Reports a failure and returns the exit code.
 pub(crate) fn failure(failure: &Failure, as_json: bool) -> ExitCode {
     if let Failure::Told {
         error,
@@ -81,7 +80,7 @@ pub(crate) fn failure(failure: &Failure, as_json: bool) -> ExitCode {
     ExitCode::from(failure.exit())
 }
 
-/// Bytes as they come, without holding up the connection when nobody reads them.
+/// Streams bytes to standard output and standard error without blocking the runtime.
 pub(crate) struct Raw {
     stdout: tokio::io::Stdout,
     stderr: tokio::io::Stderr,
@@ -106,7 +105,7 @@ impl Raw {
     }
 }
 
-/// Flushed every time, so that what a command prints is seen when it prints it.
+/// Writes and flushes, so that output appears when the command prints it.
 async fn write(to: &mut (impl tokio::io::AsyncWrite + Unpin), bytes: &[u8]) -> Result<(), Failure> {
     let result = async {
         to.write_all(bytes).await?;

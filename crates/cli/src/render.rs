@@ -1,4 +1,4 @@
-//! Answers as JSON, with K8E's keys where it has them.
+//! JSON output types, with the keys of the Go K8E where it has them.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,16 +6,16 @@ use k8e_api::v1;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Bytes for JSON: text, and the exact bytes too when they are not text.
+/// Bytes as JSON: a string, and base64 too when they are not UTF-8.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Text {
-    /// With a mark in place of what is not UTF-8.
+    /// Invalid UTF-8 is replaced by U+FFFD.
     pub(crate) text: String,
-    /// Only when `text` is not all of it.
+    /// The exact bytes; only when they are not UTF-8.
     pub(crate) base64: Option<String>,
 }
 
-/// A session. `runtime_class` is K8E's name of `runtime`.
+/// A session; `runtime_class` is the same as `runtime`, under the key of the Go K8E.
 #[derive(Debug, Serialize)]
 pub(crate) struct SessionJson {
     session_id: String,
@@ -33,7 +33,7 @@ pub(crate) struct SessionJson {
     limits: LimitsJson,
     created_at: i64,
     last_used: i64,
-    /// Unix seconds, as K8E has it; 0 is never.
+    /// Unix seconds; 0 is never.
     expires_at: i64,
     idle_timeout_s: i64,
     allowed_hosts: Vec<String>,
@@ -49,7 +49,7 @@ pub(crate) struct SessionJson {
     cwd: String,
 }
 
-/// What a sandbox may use.
+/// Resource limits of a sandbox.
 #[derive(Debug, Serialize)]
 pub(crate) struct LimitsJson {
     memory_bytes: u64,
@@ -58,7 +58,7 @@ pub(crate) struct LimitsJson {
     disk_bytes: u64,
 }
 
-/// A file; `path`, `modified`, `type` and `size` are K8E's.
+/// A file; `path`, `modified`, `type` and `size` are keys of the Go K8E.
 #[derive(Debug, Serialize)]
 pub(crate) struct FileJson {
     path: String,

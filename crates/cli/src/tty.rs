@@ -1,15 +1,14 @@
-//! The terminal that a person sits at: raw while something else is in charge, as it was afterwards.
+//! The user's terminal (termios): raw mode and hidden input, restored on drop; size and signals.
 
 use crate::failure::Failure;
 use std::io::IsTerminal as _;
 
-/// Whether a person sits at both ends.
+/// Whether standard input and output are terminals.
 pub(crate) fn is_interactive() -> bool {
     std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
 }
 
-/// While it is held, every key goes through as it is, also Ctrl-C. Dropping it puts the terminal
-/// back, whatever happened.
+/// Raw mode while it is held: every key is passed through, also Ctrl-C. Dropping it restores the terminal.
 pub(crate) struct RawMode(imp::Saved);
 
 // === impl RawMode ===
@@ -18,7 +17,7 @@ impl RawMode {
     pub(crate) fn enter() -> Result<Self, Failure> {
         imp::enter()
             .map(Self)
-            .map_err(|e| Failure::io("change the terminal", &e))
+            .map_err(|e| Failure::io("set the terminal to raw mode", &e))
     }
 }
 
@@ -28,8 +27,8 @@ impl Drop for RawMode {
     }
 }
 
-/// While it is held, what is typed is not shown. Dropping it puts the terminal back; an interrupt
-/// drops it too, since Ctrl-C ends the wait and not the process.
+/// Input without echo while it is held. Dropping it restores the terminal; Ctrl-C drops it too, since it cancels the
+/// command and does not kill the process.
 pub(crate) struct NoEcho(imp::Saved);
 
 // === impl NoEcho ===
@@ -38,7 +37,7 @@ impl NoEcho {
     pub(crate) fn enter() -> Result<Self, Failure> {
         imp::hide()
             .map(Self)
-            .map_err(|e| Failure::io("stop the terminal from showing what is typed", &e))
+            .map_err(|e| Failure::io("turn off the echo of the terminal", &e))
     }
 }
 
@@ -48,7 +47,7 @@ impl Drop for NoEcho {
     }
 }
 
-/// Rows and columns; 0 where they are not known.
+/// Rows and columns of the terminal; 0 when unknown.
 pub(crate) fn size() -> (u32, u32) {
     imp::size()
 }
@@ -82,7 +81,7 @@ mod imp {
     }
 
     pub(super) fn leave(saved: &Saved) {
-        // A terminal that is gone needs nothing.
+        // Fails when the terminal is closed; then there is nothing to restore.
         let _ = tcsetattr(io::stdin(), OptionalActions::Drain, saved);
     }
 
@@ -93,7 +92,7 @@ mod imp {
         }
     }
 
-    /// What the system tells us.
+    /// Signals about the terminal, and those that terminate the process.
     pub(crate) struct Signals {
         resized: Signal,
         ends: [(i32, Signal); 3],
@@ -112,7 +111,7 @@ mod imp {
             })
         }
 
-        /// Resolves with none when the terminal has another size, or with the signal that ends us.
+        /// Waits for a signal: `None` for a window size change, or the number of a terminating signal.
         pub(crate) async fn next(&mut self) -> Option<i32> {
             let [hangup, interrupt, terminate] = &mut self.ends;
             tokio::select! {
@@ -151,7 +150,7 @@ mod imp {
         (0, 0)
     }
 
-    /// What the system tells us.
+    /// Signals about the terminal, and those that terminate the process.
     pub(crate) struct Signals;
 
     impl Signals {
@@ -159,7 +158,7 @@ mod imp {
             Ok(Self)
         }
 
-        /// Resolves when somebody presses Ctrl-C.
+        /// Waits for Ctrl-C.
         pub(crate) async fn next(&mut self) -> Option<i32> {
             tokio::signal::ctrl_c().await.ok();
             Some(2)

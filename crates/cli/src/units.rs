@@ -1,17 +1,17 @@
-//! Sizes, CPUs, times and pairs as people type them.
+//! Parsers for flag values: sizes, CPUs, durations, NAME=value pairs, file modes.
 
 use std::time::Duration;
 
-/// How long, or for ever.
+/// A duration, or no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
-    /// This long.
+    /// A finite duration.
     For(Duration),
-    /// No end.
+    /// Unlimited.
     Never,
 }
 
-/// `512MiB`, `4GiB`, `1.5g`, `1048576`. Always powers of 1024.
+/// Parses `512MiB`, `4GiB`, `1.5g`, `1048576` into bytes. Units are powers of 1024.
 pub fn size(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is not a size: write 512MiB, 4GiB or a number of bytes");
     let (number, unit) = split(text).ok_or_else(wrong)?;
@@ -26,14 +26,14 @@ pub fn size(text: &str) -> Result<u64, String> {
     scaled(number, 1u64 << shift).ok_or_else(wrong)
 }
 
-/// `1`, `0.5`, `1.5`: CPUs, as thousandths.
+/// Parses `1`, `0.5`, `1.5` CPUs; returns thousandths of a CPU.
 pub fn cpus(text: &str) -> Result<u32, String> {
     let wrong = || format!("{text:?} is not a number of CPUs: write 1, 0.5 or 2");
     let millis = scaled(text, 1000).and_then(|millis| u32::try_from(millis).ok());
     millis.filter(|millis| *millis > 0).ok_or_else(wrong)
 }
 
-/// `30`, `2.5`, `500ms`, `30s`, `10m`, `2h`, `7d`; `never` and `0` have no end.
+/// Parses `30` (seconds), `2.5`, `500ms`, `30s`, `10m`, `2h`, `7d`; `never` and `0` are [`Span::Never`].
 pub fn span(text: &str) -> Result<Span, String> {
     let wrong = || format!("{text:?} is not a time: write 30s, 10m, 2h or never");
     if matches!(text, "never" | "none") {
@@ -55,7 +55,7 @@ pub fn span(text: &str) -> Result<Span, String> {
     }
 }
 
-/// `NAME=value`.
+/// Parses `NAME=value`.
 pub fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -63,7 +63,7 @@ pub fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// `0755`, as chmod has it.
+/// Parses an octal file mode, as `0755`.
 pub fn permissions(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text.trim_start_matches("0o"), 8)
         .ok()
@@ -74,16 +74,16 @@ pub fn permissions(text: &str) -> Result<u32, String> {
 // === impl Span ===
 
 impl Span {
-    /// As a request has it: -1 is never.
+    /// Seconds as in a request; -1 is never.
     pub fn wire_seconds(self) -> i64 {
         match self {
-            // A part of a second counts as one: 0 would mean something else.
+            // Rounded up: 0 would mean the default.
             Self::For(time) => i64::try_from(time.as_millis().div_ceil(1000)).unwrap_or(i64::MAX),
             Self::Never => -1,
         }
     }
 
-    /// As a request has it: -1 is never.
+    /// Milliseconds as in a request; -1 is never.
     pub fn wire_millis(self) -> i64 {
         match self {
             Self::For(time) => i64::try_from(time.as_millis()).unwrap_or(i64::MAX),
@@ -91,7 +91,7 @@ impl Span {
         }
     }
 
-    /// None is never.
+    /// `None` for [`Span::Never`].
     pub fn into_option(self) -> Option<Duration> {
         match self {
             Self::For(time) => Some(time),
@@ -100,7 +100,7 @@ impl Span {
     }
 }
 
-/// The number and the unit behind it.
+/// Splits text into number and unit.
 fn split(text: &str) -> Option<(&str, &str)> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -108,7 +108,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
     (end > 0).then(|| (&text[..end], text[end..].trim_start()))
 }
 
-/// A decimal number times `unit`, without the surprises of floating point.
+/// A decimal number times `unit`, without floating point.
 fn scaled(number: &str, unit: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     // 18 digits are exact in u128 with every unit here.

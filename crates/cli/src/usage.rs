@@ -1,10 +1,9 @@
-//! A command line that cannot be parsed, as one sentence for JSON: which argument is missing, and
-//! the nearest command to one that does not exist.
+//! Usage errors as one sentence for JSON: the missing argument, or the nearest command to an unknown one.
 
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use std::ffi::OsString;
 
-/// Commands of other tools, and what does the same here.
+/// Command names of other tools, and the command here that does the same.
 const OTHER_NAMES: [(&str, &str); 8] = [
     ("cat", "read"),
     ("delete", "destroy"),
@@ -16,10 +15,10 @@ const OTHER_NAMES: [(&str, &str); 8] = [
     ("upload", "write"),
 ];
 
-/// Characters of an unknown command that are compared and shown; no command is longer.
+/// Longest part of an unknown command that is compared and printed; no command is longer.
 const WORD_CHARS_MAX: usize = 64;
 
-/// What was wrong with a command line.
+/// A usage error.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// What is missing or unknown.
@@ -57,7 +56,7 @@ pub(crate) fn describe(error: &mut Error, args: &[OsString], whole: &clap::Comma
     }
 }
 
-/// How a command is used. Not as clap's error has it, which names what came from the environment.
+/// Usage line of a command. Not taken from clap's error, which includes values of environment variables.
 fn usage_line(path: &[String], whole: &clap::Command) -> String {
     let mut whole = whole.clone();
     whole.build();
@@ -72,7 +71,7 @@ fn usage_line(path: &[String], whole: &clap::Command) -> String {
     usage.trim_start_matches("Usage:").trim().to_owned()
 }
 
-/// The names of the commands that were typed, as far as they exist.
+/// The typed command names, as far as they exist.
 fn path(args: &[OsString], whole: &clap::Command) -> Vec<String> {
     let (mut at, mut path) = (whole, vec![whole.get_name().to_owned()]);
     for arg in args.iter().skip(1) {

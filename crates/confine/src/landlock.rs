@@ -1,4 +1,4 @@
-//! Landlock: which files the process may open, whatever their permissions say.
+//! Landlock ruleset: the files that the process may open, whatever their permissions are.
 
 use crate::{ConfineError, Confinement};
 use landlock::{
@@ -8,10 +8,10 @@ use landlock::{
 use std::io;
 use std::path::Path;
 
-/// The newest rights we name; an older kernel enforces those it knows.
+/// The newest ABI whose rights are used; an older kernel enforces those it knows.
 const RIGHTS: ABI = ABI::V6;
 
-/// Restricts the calling process. Returns what this kernel does not enforce of it.
+/// Restricts the calling process. Returns the rights that this kernel does not enforce.
 pub(crate) fn restrict(confinement: &Confinement) -> Result<Option<String>, ConfineError> {
     let status = apply(confinement)
         .map_err(|error| ConfineError::Step("apply Landlock", io::Error::other(error)))?;
@@ -28,7 +28,7 @@ pub(crate) fn restrict(confinement: &Confinement) -> Result<Option<String>, Conf
 
 fn apply(confinement: &Confinement) -> Result<RulesetStatus, RulesetError> {
     let all = AccessFs::from_all(RIGHTS);
-    // A file that the process can write it can never execute.
+    // W^X for files: what the process can write it can never execute.
     let write =
         all & !(AccessFs::Execute | AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
@@ -46,7 +46,7 @@ fn apply(confinement: &Confinement) -> Result<RulesetStatus, RulesetError> {
     rules.restrict_self().map(|restricted| restricted.ruleset)
 }
 
-/// What does not exist needs no rule.
+/// A path that does not exist needs no rule.
 fn allow(
     rules: RulesetCreated,
     path: &Path,
@@ -57,7 +57,7 @@ fn allow(
     };
     let rights = match path.is_dir() {
         true => rights,
-        // Only a directory can be listed.
+        // READ_DIR is only valid for directories.
         false => rights & AccessFs::from_file(RIGHTS),
     };
     rules.add_rule(PathBeneath::new(there, rights))

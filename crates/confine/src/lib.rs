@@ -1,8 +1,8 @@
 //! Privilege drop of a process that was started by root: an unprivileged user, no capabilities,
-//! `no_new_privs`, Landlock and a seccomp allow-list. For good: nothing here can be undone.
+//! `no_new_privs`, a Landlock ruleset and a seccomp allow list. Irreversible.
 //!
-//! It is for processes that parse what others send. What they still need root for, another process
-//! does for them (`k8e-driver`'s launcher).
+//! For processes that parse untrusted input. What still needs root is done by another process
+//! (`k8e-driver`'s launcher).
 
 mod landlock;
 mod seccomp;
@@ -10,14 +10,14 @@ mod user;
 
 use std::path::PathBuf;
 
-/// What the process is left with.
+/// Privileges that the process keeps.
 #[derive(Clone, Debug)]
 pub struct Confinement {
-    /// The user it becomes; not root.
+    /// Uid that it becomes; not 0.
     pub uid: u32,
-    /// The group it becomes.
+    /// Gid that it becomes; not 0.
     pub gid: u32,
-    /// Groups it has besides.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
     /// Directories below which it may read and write files.
     pub read_write: Vec<PathBuf>,
@@ -25,19 +25,19 @@ pub struct Confinement {
     pub read_only: Vec<PathBuf>,
 }
 
-/// Why a process could not be confined.
+/// Why the privilege drop failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfineError {
-    /// Every thread would have to be confined, and only the calling one can be.
+    /// The process is multi-threaded: only the calling thread could be confined.
     #[error("the process has {0} threads: privileges must be dropped before any is started")]
     Threads(usize),
-    /// Root cannot be given up to become root.
+    /// The target user or group is root.
     #[error("uid {uid} and gid {gid} must not be root's")]
     Root {
-        /// What was asked for.
+        /// The requested uid.
         uid: u32,
-        /// What was asked for.
+        /// The requested gid.
         gid: u32,
     },
     /// A system call failed.
@@ -45,7 +45,7 @@ pub enum ConfineError {
     Step(&'static str, #[source] std::io::Error),
 }
 
-/// Confines the calling process, which must have one thread. Returns what this kernel does not
+/// Confines the calling process, which must be single-threaded. Returns what this kernel does not
 /// enforce, one sentence each.
 ///
 /// # Errors

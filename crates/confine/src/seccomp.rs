@@ -1,4 +1,4 @@
-//! The system calls of a server that has sockets, files and threads, and starts no program.
+//! seccomp allow list of a server that uses sockets, files and threads, and executes no program.
 
 use crate::ConfineError;
 use seccompiler::{
@@ -8,7 +8,7 @@ use seccompiler::{
 use std::collections::BTreeMap;
 use std::io;
 
-/// With any arguments.
+/// Allowed with any arguments.
 const ALLOWED: &[i64] = &[
     // Files.
     libc::SYS_read,
@@ -86,7 +86,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_futex,
     libc::SYS_nanosleep,
     libc::SYS_clock_nanosleep,
-    // Sockets; which kinds is below.
+    // Sockets; their families are below.
     libc::SYS_bind,
     libc::SYS_listen,
     libc::SYS_accept,
@@ -103,7 +103,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_sendmmsg,
     libc::SYS_recvmmsg,
     libc::SYS_shutdown,
-    // Threads and signals of its own.
+    // Threads, and signals to itself.
     libc::SYS_set_robust_list,
     libc::SYS_get_robust_list,
     libc::SYS_set_tid_address,
@@ -120,7 +120,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
     libc::SYS_restart_syscall,
-    // Asking.
+    // Queries.
     libc::SYS_getpid,
     libc::SYS_getppid,
     libc::SYS_getuid,
@@ -165,12 +165,12 @@ const ALLOWED_ARCH: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_ARCH: &[i64] = &[];
 
-/// Local and IP sockets. Of netlink those that say which addresses the host has and whose socket a
-/// local client's is.
+/// Unix and IP sockets. Of netlink route and sock_diag: addresses of the host, and the peer of a
+/// local client's socket.
 const SOCKET_FAMILIES: [i32; 3] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
 const NETLINK_PROTOCOLS: [i32; 2] = [libc::NETLINK_ROUTE, libc::NETLINK_SOCK_DIAG];
 
-/// What is asked of terminals and sockets; nothing that changes a device.
+/// ioctls of terminals and sockets; none that changes a device.
 const IOCTLS: [u64; 4] = [
     libc::TCGETS,
     libc::TIOCGWINSZ,
@@ -178,10 +178,10 @@ const IOCTLS: [u64; 4] = [
     libc::FIONBIO,
 ];
 
-/// Names of threads and of memory.
+/// prctl: names of threads and of memory.
 const PRCTLS: [i32; 2] = [libc::PR_SET_NAME, libc::PR_SET_VMA];
 
-/// Installs the filter on the calling process. What it does not name does not exist (`ENOSYS`).
+/// Installs the filter on the calling process. Calls that are not listed fail with `ENOSYS`.
 pub(crate) fn restrict() -> Result<(), ConfineError> {
     let failed = |error: String| ConfineError::Step("apply seccomp", io::Error::other(error));
     let program = compile().map_err(|error| failed(error.to_string()))?;
@@ -195,7 +195,7 @@ fn compile() -> Result<BpfProgram, BackendError> {
         .map(|call| (*call, Vec::new()))
         .collect();
     let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
-    // Threads, not processes. clone3 cannot be looked into; libraries fall back.
+    // Threads, not processes. The flags of clone3 are behind a pointer: libraries fall back to clone.
     rules.insert(
         libc::SYS_clone,
         vec![SeccompRule::new(vec![SeccompCondition::new(
@@ -231,7 +231,7 @@ fn compile() -> Result<BpfProgram, BackendError> {
         prctls.push(SeccompRule::new(vec![equals(0, option)?])?);
     }
     rules.insert(libc::SYS_prctl, prctls);
-    // To read a limit, not to set one.
+    // prlimit to read a limit, not to set one.
     let read = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![read])?]);
     SeccompFilter::new(

@@ -1,4 +1,4 @@
-//! From root to an unprivileged user, with no capabilities and no way to get any.
+//! Drops root: uid, gid, supplementary groups and all capabilities, and sets `no_new_privs`.
 
 use crate::{ConfineError, Confinement};
 use rustix::process::{Gid, Uid};
@@ -7,7 +7,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 /// The highest capability a kernel may know; asking for one it does not know is an error we pass over.
 const CAPABILITIES_MAX: u32 = 63;
 
-/// The calls below change one thread only.
+/// The calls below change only the calling thread.
 pub(crate) fn one_thread() -> Result<(), ConfineError> {
     let tasks = std::fs::read_dir("/proc/self/task");
     let tasks = tasks.map_err(|error| ConfineError::Step("count threads", error))?;
@@ -23,7 +23,7 @@ pub(crate) fn become_user(confinement: &Confinement) -> Result<(), ConfineError>
         return Err(ConfineError::Root { uid, gid });
     }
     let step = |what| move |error: rustix::io::Errno| ConfineError::Step(what, error.into());
-    // While we have the right to: no exec shall bring one back.
+    // While the process has CAP_SETPCAP: no exec can bring a capability back.
     empty_bounding_set().map_err(step("drop capabilities from the bounding set"))?;
     let groups: Vec<Gid> = confinement
         .groups

@@ -1,7 +1,8 @@
-//! What this machine has of what sandboxes need, and how to mend what is wrong: `k8e check-config`.
+//! Preflight checks of this machine for `k8e check-config`: kernel features, limits, runtimes, and how to fix
+//! what is missing.
 //!
-//! Everything that can be found out without root is. With root the drivers are also tried out, on
-//! a directory of their own: a sandbox that was made proves more than any list of features.
+//! Most checks need no root. With root each driver also launches a sandbox, in a temporary data directory: a
+//! sandbox that was made proves more than any list of features.
 
 mod kernel;
 mod limits;
@@ -13,70 +14,70 @@ use k8e_model::RuntimeKind;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What is needed to look.
+/// Input of the checks.
 #[derive(Debug)]
 pub struct Subject {
-    /// Where a server would keep its data.
+    /// Data directory that a server would use.
     pub data_dir: PathBuf,
-    /// The guest's program; empty when there is none to try.
+    /// The guest executable; empty when this build has none, then no sandbox is launched.
     pub guest: Vec<u8>,
-    /// The program that becomes the launcher.
+    /// Path of the executable that runs as the launcher.
     pub launcher: PathBuf,
 }
 
-/// Everything that was looked at.
+/// Result of all checks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Whether a sandbox was made here. Without root none can be.
+    /// Whether a driver launched a sandbox. Always false without root.
     pub usable: bool,
-    /// What each part came to.
+    /// The checks, in the order in which they are shown.
     pub checks: Vec<Check>,
 }
 
-/// One part.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What it belongs to.
+    /// Heading under which it is shown.
     pub group: Group,
-    /// What it is called.
+    /// Short name of the feature, such as `idmapped mounts`.
     pub name: String,
-    /// What it came to.
+    /// Outcome.
     pub verdict: Verdict,
-    /// What is there, in words.
+    /// What was found on this machine, one line.
     pub found: String,
-    /// What to do; empty when there is nothing to do.
+    /// How to fix it, one line; empty when nothing has to be done.
     pub fix: String,
 }
 
-/// What a part belongs to.
+/// Heading of a group of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
-    /// What the kernel can do and this process may ask of it.
+    /// Kernel features, and whether this process may use them.
     Kernel,
-    /// How much there is.
+    /// Kernel limits, memory and disk.
     Limits,
-    /// What can make a sandbox.
+    /// Drivers that can launch a sandbox.
     Runtimes,
-    /// What `run` finds in the `host` template.
+    /// Interpreters that sandboxes find in the `host` template.
     Languages,
 }
 
-/// What a part came to.
+/// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should be.
+    /// Available.
     Ok,
-    /// Could not be found out.
+    /// Could not be determined.
     Unknown,
-    /// Works, but less well or less strong than it could.
+    /// Works, but with weaker isolation or less capacity than possible.
     Weaker,
-    /// What needs it does not work.
+    /// Not available; what depends on it does not work.
     Missing,
 }
 
-/// Looks at everything. Blocks for a second or so; call it while there is one thread.
+/// Runs all checks. Blocks for about a second; must be called while the process is single-threaded.
 pub fn run(subject: Subject) -> Report {
     let mut checks = kernel::checks();
     checks.extend(limits::checks(&subject.data_dir));
@@ -104,8 +105,8 @@ impl Check {
         }
     }
 
-    /// Anything but fine.
-    fn but(self, verdict: Verdict, fix: impl Into<String>) -> Self {
+    /// The same check with another verdict and how to fix it.
+    fn with_verdict(self, verdict: Verdict, fix: impl Into<String>) -> Self {
         Self {
             verdict,
             fix: fix.into(),
@@ -124,7 +125,7 @@ impl Check {
 // === impl Verdict ===
 
 impl Verdict {
-    /// As people read it.
+    /// The name in output and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -138,7 +139,7 @@ impl Verdict {
 // === impl Group ===
 
 impl Group {
-    /// As people read it.
+    /// The name in output and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -149,14 +150,14 @@ impl Group {
     }
 }
 
-/// The nearest directory of a path that exists.
+/// The nearest ancestor of a path that exists.
 fn existing(path: &Path) -> &Path {
     let mut ancestors = path.ancestors();
     let dir = ancestors.find(|dir| dir.is_dir());
     dir.unwrap_or(Path::new("."))
 }
 
-/// An error and its cause, as one line.
+/// An error and its source as one line.
 fn shown(error: &DriverError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
@@ -177,7 +178,8 @@ mod tests {
 
     #[test]
     fn only_what_can_make_a_sandbox_counts() {
-        let runtime = |name, verdict| Check::ok(Group::Runtimes, name, "x").but(verdict, "y");
+        let runtime =
+            |name, verdict| Check::ok(Group::Runtimes, name, "x").with_verdict(verdict, "y");
         assert!(runtime("gvisor", Verdict::Weaker).is_usable_runtime());
         assert!(runtime("native", Verdict::Ok).is_usable_runtime());
         assert!(!runtime("native", Verdict::Unknown).is_usable_runtime());

@@ -10,26 +10,32 @@ pub enum DriverError {
     /// This machine cannot run this driver.
     #[error("{0}")]
     Unusable(String),
+    /// What was given is not what it should be.
+    #[error("{0}")]
+    Refused(String),
     /// The machine has no room for another sandbox.
     #[error("{0}")]
     Exhausted(String),
+    /// The launcher has as many requests under way as it takes at once.
+    #[error("the launcher is busy with other sandboxes: try again")]
+    Busy,
     /// A step of making or removing a sandbox failed.
     #[error("{operation} {object}")]
     Step {
-        /// What was done, as in "mount", "write".
+        /// The operation, as in "mount", "write".
         operation: &'static str,
-        /// To what.
+        /// Its object, such as a path.
         object: String,
-        /// What the system said.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
     /// A step that the launcher took failed.
     #[error("{message}")]
     InLauncher {
-        /// What was done, to what.
+        /// The operation and its object.
         message: String,
-        /// What the system said.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
@@ -49,7 +55,7 @@ pub enum DriverError {
 // === impl DriverError ===
 
 impl DriverError {
-    /// For `map_err` on a system call: what was done, to what.
+    /// For `map_err` on a system call: names the operation and its object.
     pub fn step<E: Into<io::Error>>(
         operation: &'static str,
         object: impl Into<String>,
@@ -62,11 +68,12 @@ impl DriverError {
         }
     }
 
-    /// What it means to a caller.
+    /// Its category for a caller.
     pub fn code(&self) -> Code {
         match self {
             Self::Unusable(_) => Code::Unsupported,
-            Self::Exhausted(_) => Code::Exhausted,
+            Self::Refused(_) => Code::Invalid,
+            Self::Exhausted(_) | Self::Busy => Code::Exhausted,
             Self::Step { source, .. } | Self::InLauncher { source, .. } => {
                 let full = [
                     io::ErrorKind::StorageFull,

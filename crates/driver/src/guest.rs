@@ -1,27 +1,49 @@
-//! Where a guest listens, and how to reach it.
+//! Address of a guest (Unix socket), and calls to it: a spare connection, retries with back-off.
 
-use k8e_wire::proto::{Hello, reply, request};
-use k8e_wire::{HostEnd, PROTOCOL, WireError};
+use k8e_net::proc_fd::SocketPath;
+use k8e_wire::proto::{
+    Argv, CloseListener, Exec, Hello, KillLargest, Killed, StartRun, exec, reply, request,
+};
+use k8e_wire::{HostEnd, PROTOCOL, RateLimit, WireError};
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// So long after a call began the connection for the next one is made. By then most are over: to take a
-/// connection would slow down a command that runs.
+/// Delay between the start of a call and the connection for the next one. By then most calls are over: accepting
+/// a connection would slow down a command that runs.
 const SPARE_AFTER: Duration = Duration::from_millis(50);
 
-/// Where a guest listens: a Unix socket, by its path on the host. A clone is the same address.
+/// Back-off while a guest's listen queue is full: first pause, doubled each time, and the number of retries.
+const BUSY_PAUSE: Duration = Duration::from_millis(2);
+const BUSY_TRIES: u32 = 9;
+
+/// How long a guest may refuse to close its socket because calls are open: some of the server's are about to end.
+const CLOSE_WAIT: Duration = Duration::from_secs(2);
+const CLOSE_PAUSE: Duration = Duration::from_millis(5);
+
+/// Why a guest did not close its socket.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CloseError {
+    /// Calls are open; in the guest's words.
+    #[error("{0}")]
+    Refused(String),
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
+
+/// Address of a guest: the path of its Unix socket on the host. A clone is the same address.
 #[derive(Clone, Debug)]
 pub struct GuestAddress(Arc<Address>);
 
 #[derive(Debug)]
 struct Address {
     path: PathBuf,
-    /// A connection without a call, which its guest has taken already: no call has to wait for that.
+    /// Spare connection that the guest has accepted already: the next call does not wait for accept.
     spare: Mutex<Option<UnixStream>>,
+    /// Budget of host memory for replies, shared by all calls.
+    rate_limit: Arc<RateLimit>,
 }
 
 // === impl GuestAddress ===
@@ -29,35 +51,127 @@ struct Address {
 impl GuestAddress {
     /// The guest that listens at `path`.
     pub fn new(path: PathBuf) -> Self {
-        let spare = Mutex::default();
-        Self(Arc::new(Address { path, spare }))
+        let (spare, rate_limit) = (Mutex::default(), Arc::default());
+        Self(Arc::new(Address {
+            path,
+            spare,
+            rate_limit,
+        }))
     }
 
     /// Starts a call: one connection, one request.
+    ///
+    /// This is the only place where a call is retried, and only while the guest cannot have received the request:
+    /// - a spare connection that the guest has closed is replaced by a new one;
+    /// - while the guest's listen queue is full (`EAGAIN`), connecting is retried with exponential back-off.
+    ///
+    /// After that a call is made once: a command must not run twice.
     pub async fn call(&self, call: request::Call) -> Result<HostEnd, WireError> {
         let spare = self.spare().take();
         self.connect_soon();
         if let Some(stream) = spare {
             match HostEnd::call(stream, call.clone()).await {
-                // The guest let go of it before it had a whole request. After any other failure it
+                // The guest closed it before it received a whole request. After any other failure it
                 // may have one, and a call is made once.
                 Err(WireError::Io(error)) if is_closed(&error) => {}
-                started => return started,
+                started => return started.map(|end| end.rate_limited(&self.0.rate_limit)),
             }
         }
-        HostEnd::call(self.connect().map_err(WireError::Io)?, call).await
+        let stream = self.connect_with_back_off().await.map_err(WireError::Io)?;
+        let end = HostEnd::call(stream, call).await?;
+        Ok(end.rate_limited(&self.0.rate_limit))
     }
 
-    /// Asks the guest whether it is there and speaks our protocol.
+    /// Connects; a full listen queue is waited for with exponential back-off.
+    async fn connect_with_back_off(&self) -> io::Result<UnixStream> {
+        let mut pause = BUSY_PAUSE;
+        for _ in 0..BUSY_TRIES {
+            match self.connect() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(pause).await;
+                }
+                connected => return connected,
+            }
+            pause *= 2;
+        }
+        self.connect()
+    }
+
+    /// Health check: whether the guest answers and has our protocol version.
     pub async fn hello(&self) -> Result<(), WireError> {
         self.greet(false).await?;
         self.connect_spare();
         Ok(())
     }
 
-    /// Asks the guest how many processes there are beside it.
+    /// Asks the guest for the number of processes in the sandbox, itself excluded.
     pub async fn count_processes(&self) -> Result<u32, WireError> {
         self.greet(true).await
+    }
+
+    /// Has the guest kill the largest processes, until their resident sets add up to that many bytes.
+    pub(crate) async fn kill_largest(&self, bytes: u64) -> Result<Killed, WireError> {
+        let call = request::Call::KillLargest(KillLargest { bytes });
+        let mut end = self.call(call).await?;
+        let reply::Reply::Killed(killed) = end.replies.next().await? else {
+            return Err(WireError::OutOfTurn("no answer to a call to free memory"));
+        };
+        Ok(killed)
+    }
+
+    /// Has the guest close its socket for a checkpoint; waits for calls that are about to end.
+    pub(crate) async fn close_listener(&self) -> Result<(), CloseError> {
+        let deadline = tokio::time::Instant::now() + CLOSE_WAIT;
+        loop {
+            match self.try_close_listener().await {
+                Err(CloseError::Refused(_)) if tokio::time::Instant::now() < deadline => {
+                    tokio::time::sleep(CLOSE_PAUSE).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn try_close_listener(&self) -> Result<(), CloseError> {
+        drop(self.spare().take());
+        let stream = self.connect_with_back_off().await.map_err(WireError::Io)?;
+        let call = request::Call::CloseListener(CloseListener {});
+        let mut end = HostEnd::call(stream, call).await?;
+        let closed = end.replies.next().await?;
+        if let reply::Reply::Error(error) = closed {
+            return Err(CloseError::Refused(error.message));
+        }
+        let reply::Reply::Done(_) = closed else {
+            return Err(WireError::OutOfTurn("no answer to a call to close").into());
+        };
+        // The guest's end of this connection must be gone too.
+        match tokio::time::timeout(CLOSE_WAIT, end.replies.next()).await {
+            Ok(Err(_)) => Ok(()),
+            _ => Err(WireError::OutOfTurn("it did not close the connection").into()),
+        }
+    }
+
+    /// Starts a process that holds an open file without a name: for a trial of checkpoints.
+    pub(crate) async fn hold_unlinked_file(&self) -> Result<(), WireError> {
+        const SCRIPT: &str = "exec 3>held; rm held; echo kept >&3; sleep 600";
+        let exec = Exec {
+            program: Some(exec::Program::Argv(Argv {
+                args: ["/bin/sh", "-c", SCRIPT].map(Into::into).into(),
+            })),
+            cwd: "/workspace".into(),
+            ..Exec::default()
+        };
+        let call = request::Call::StartRun(StartRun {
+            id: "trial".to_owned(),
+            exec: Some(exec),
+        });
+        let mut end = self.call(call).await?;
+        let reply::Reply::Started(_) = end.replies.next().await? else {
+            return Err(WireError::OutOfTurn(
+                "no process for the trial of checkpoints",
+            ));
+        };
+        Ok(())
     }
 
     async fn greet(&self, count: bool) -> Result<u32, WireError> {
@@ -72,7 +186,7 @@ impl GuestAddress {
         }
     }
 
-    /// Has a connection made for the next call, when this one is under way.
+    /// Opens the spare connection for the next call in the background.
     fn connect_soon(&self) {
         let own = self.clone();
         tokio::spawn(async move {
@@ -81,7 +195,7 @@ impl GuestAddress {
         });
     }
 
-    /// Failing is fine: the next call connects itself.
+    /// Errors are ignored: then the next call connects by itself.
     fn connect_spare(&self) {
         let mut spare = self.spare();
         if spare.is_none() {
@@ -93,15 +207,8 @@ impl GuestAddress {
         self.0.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Never blocks: a guest whose queue is full is an error at once.
     fn connect(&self) -> io::Result<UnixStream> {
-        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-        let (_dir, short) = short(&self.0.path)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(&short)?)?;
-        Ok(socket.into())
+        connect(&self.0.path)
     }
 }
 
@@ -110,31 +217,25 @@ fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset)
 }
 
-/// Whether somebody takes connections there.
-pub(crate) fn is_listening(path: &Path) -> io::Result<()> {
-    let (_dir, short) = short(path)?;
-    UnixStream::connect(short).map(drop)
+/// Whether nobody listens on the socket any more. Does not wait.
+pub(crate) fn is_refused(path: &Path) -> bool {
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    connect(path).err().is_some_and(refused)
 }
 
-/// What a socket's address holds.
-const ADDRESS_BYTES_MAX: usize = 107;
+/// Non-blocking: a full listen queue is an error at once.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let path = SocketPath::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_ref())?)?;
+    Ok(socket.into())
+}
 
-/// A data directory may be deeper than an address is long. Going through the directory's descriptor
-/// keeps the address short whatever the path; the descriptor must stay open.
-fn short(path: &Path) -> io::Result<(Option<OwnedFd>, PathBuf)> {
-    if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
-        return Ok((None, path.to_owned()));
-    }
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let dir = rustix::fs::open(
-        dir,
-        rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )?;
-    let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
-    Ok((Some(dir), short))
+/// Whether a process listens on the socket.
+pub(crate) fn is_listening(path: &Path) -> io::Result<()> {
+    UnixStream::connect(SocketPath::new(path)?).map(drop)
 }
 
 #[cfg(test)]

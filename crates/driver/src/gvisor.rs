@@ -1,24 +1,25 @@
-//! The gVisor driver: every sandbox has a kernel of its own, in user space, made by `runsc`.
+//! The gVisor driver: every sandbox has a separate (user-space) kernel, the sentry of `runsc`.
 //!
 //! The file system, the disk, the uid range, the control group and the guest are those of the
-//! native driver; what stands between the guest and the host's kernel is another.
+//! native driver; the guest's system calls go to the sentry instead of the host's kernel.
 //!
 //! ```text
 //! launcher ── fork: mount namespace, control group ── runsc run ─┬─ sentry: the kernel, and PID 1 of the sandbox in it
 //!             (gone when the sandbox runs)   (gone too)          └─ gofer: keeps the file system mounted
 //! ```
 //!
-//! No state of runsc's outlives the launch: a sandbox is its sentry, which is found again by its
-//! record, and ended by a signal; its mounts end with it.
-//!
-//! The guest binds its socket itself, in a directory of the host's that is taken away from the
-//! sandbox once it listens: nothing inside can then put anything there, or another in its place.
+//! A sandbox is its sentry process, which is found again by its record, and ended by a signal; its mounts end with
+//! it. runsc itself is needed again to [save](state) a sandbox: memory and files on disk, and no process.
 
 pub(crate) mod child;
 pub(crate) mod launch;
+pub(crate) mod state;
 
+mod bind_filter;
 mod bundle;
+mod control;
 mod runsc;
+mod socket;
 
 pub use runsc::Platform;
 
@@ -33,18 +34,20 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A broken runsc is not tried more often than this: trying is a launch.
+/// Minimum time between two trials of a runsc that does not work: a trial is a whole launch.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(20);
 
 /// Makes gVisor sandboxes.
 pub struct GvisorDriver {
     machine: Machine,
     platform: Platform,
-    /// What was found out last.
+    /// The runsc that was chosen, as it was found by root at the start: the server may not see its path later.
+    chosen: Option<Result<Runsc, String>>,
+    /// Result of the last trial.
     found: Mutex<Option<Found>>,
 }
 
-/// Whether a runsc works.
+/// Whether an installed runsc works.
 struct Found {
     runsc: Runsc,
     probe: Probe,
@@ -63,15 +66,23 @@ impl Found {
 // === impl GvisorDriver ===
 
 impl GvisorDriver {
-    /// Finds runsc and has it tried out, unless that was done before. Blocks.
+    /// Finds runsc and launches a trial sandbox with it, unless this build worked before. Blocks.
     pub fn start(machine: &Machine, platform: Platform) -> Self {
         let driver = Self {
             machine: machine.clone(),
             platform,
+            chosen: machine.runsc().map(|path| Runsc::find(Some(path))),
             found: Mutex::default(),
         };
         driver.probe();
         driver
+    }
+}
+
+impl GvisorDriver {
+    /// Whether sandboxes can be saved and restored here, by a round trip.
+    pub(crate) async fn try_checkpoint(&self) -> Result<(), DriverError> {
+        self.machine.check_can_save(self.platform).await
     }
 }
 
@@ -83,9 +94,14 @@ impl Driver for GvisorDriver {
 
     /// Quick unless runsc was installed or replaced since it was last tried, or was broken then.
     fn probe(&self) -> Probe {
-        let runsc = match Runsc::find() {
-            Ok(runsc) => runsc,
-            Err(reason) => return Probe::Unusable { reason },
+        let runsc = match self.chosen.clone() {
+            Some(Ok(runsc)) => runsc,
+            // Somebody wants gVisor: another runtime does not take its place.
+            Some(Err(reason)) => return Probe::Broken { reason },
+            None => match Runsc::find(None) {
+                Ok(runsc) => runsc,
+                Err(reason) => return Probe::Unusable { reason },
+            },
         };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = &*found
@@ -113,14 +129,18 @@ impl Driver for GvisorDriver {
         self.machine.launch(Kind::Gvisor, spec, self.platform).await
     }
 
-    /// A disk is made with its sandbox; processes are counted by the kernel inside, which takes no
-    /// orders once it runs.
+    /// The disk size is fixed at launch; the process limit is RLIMIT_NPROC inside the sentry, which
+    /// cannot be changed from outside.
     fn can_change_limits(&self, from: &Limits, to: &Limits) -> bool {
         (from.disk_bytes, from.pids) == (to.disk_bytes, to.pids)
     }
 
-    async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
-        self.machine.adopt(Kind::Gvisor, id).await
+    async fn adopt(
+        &self,
+        id: &SandboxId,
+        limits: &Limits,
+    ) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
+        self.machine.adopt(Kind::Gvisor, id, limits).await
     }
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError> {

@@ -1,8 +1,8 @@
-//! What makes sandboxes: the [`Driver`] and [`Sandbox`] traits, and the drivers of one machine.
+//! Isolation of sandboxes by namespaces or gVisor: the [`Driver`] and [`Sandbox`] traits, and the local drivers.
 //!
-//! A driver owns everything a sandbox is made of (processes, mounts, cgroups, uid ranges, sockets,
+//! A driver owns all resources of a sandbox (processes, mounts, cgroups, uid ranges, sockets,
 //! directories) and its own record of it on disk, so that after a crash of the server it can find
-//! its sandboxes again ([`Driver::adopt`]) and remove what nobody wants ([`Driver::sweep`]).
+//! its sandboxes again ([`Driver::adopt`]) and remove orphaned ones ([`Driver::sweep`]).
 //! It knows nothing of sessions, tenants or time.
 
 pub mod checks;
@@ -10,6 +10,7 @@ pub mod checks;
 mod error;
 mod guest;
 mod gvisor;
+mod layers;
 mod local;
 mod native;
 
@@ -22,24 +23,41 @@ pub mod fuzzing {
 pub use error::DriverError;
 pub use guest::GuestAddress;
 pub use gvisor::{GvisorDriver, Platform};
+pub use layers::{LayerBlob, LayerSize, LayerStore};
 pub use local::{Config as MachineConfig, DiskRate, LAUNCHER_ARG, Machine, launcher_main};
 pub use native::NativeDriver;
 
 use async_trait::async_trait;
 use k8e_egress::Sockets;
-use k8e_model::{LimitEvents, Limits, RuntimeKind, SandboxId, Template};
+use k8e_model::{Digest, LimitEvents, Limits, RuntimeKind, SandboxId, Template};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
-/// What to make: plain data, so that the part that needs root can live in a process of its own.
+/// Specification of a sandbox: plain data, so that a separate root process can make it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
-    /// Its name, new for every launch.
+    /// Sandbox id, new for every launch.
     pub id: SandboxId,
-    /// Where its root file system comes from.
+    /// Template of its root file system.
     pub template: Template,
+    /// DiffIDs of the layers of an image, the lowest first, each in the [`LayerStore`]; none for the
+    /// template `host`.
+    #[serde(default)]
+    pub layers: Vec<Digest>,
     /// What it may use.
     pub limits: Limits,
+}
+
+/// What a restored sandbox has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Restored {
+    /// All that was saved: its processes continue.
+    Memory,
+    /// Its files only: no process of it runs.
+    Files {
+        /// Why the memory could not be used.
+        reason: String,
+    },
 }
 
 /// Whether a driver can work on this machine.
@@ -47,10 +65,10 @@ pub struct SandboxSpec {
 pub enum Probe {
     /// Yes; `weaker` names what this machine lacks and what that costs, one sentence each.
     Usable {
-        /// What is weaker than it could be.
+        /// What is weaker than it could be, and what to do, one sentence each.
         weaker: Vec<String>,
     },
-    /// Not now: what it needs is installed, but does not work. That may be mended, or pass.
+    /// Not now: what it needs is installed, but does not work. That may be repaired, or pass.
     Broken {
         /// Why, and what to do.
         reason: String,
@@ -65,7 +83,7 @@ pub enum Probe {
 /// One kind of isolation.
 #[async_trait]
 pub trait Driver: Send + Sync {
-    /// Which kind.
+    /// Name of the runtime.
     fn kind(&self) -> RuntimeKind;
 
     /// Whether it can work here. Answers in milliseconds when it works or is not installed; finding out
@@ -79,43 +97,47 @@ pub trait Driver: Send + Sync {
     /// [`Sandbox::set_limits`].
     fn can_change_limits(&self, from: &Limits, to: &Limits) -> bool;
 
-    /// Finds a sandbox of an earlier server again; none when it is dead.
-    async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError>;
+    /// Finds a sandbox of an earlier server again, with the limits that it has; none when it is dead.
+    async fn adopt(
+        &self,
+        id: &SandboxId,
+        limits: &Limits,
+    ) -> Result<Option<Box<dyn Sandbox>>, DriverError>;
 
-    /// Removes every trace of sandboxes that are not in `keep`. Returns whose traces it removed.
+    /// Removes orphaned sandboxes: all traces of those that are not in `keep`. Returns their ids.
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError>;
 }
 
 /// A live sandbox. Dropping it leaves it alive: only [`Sandbox::destroy`] ends it.
 #[async_trait]
 pub trait Sandbox: Send + Sync {
-    /// Where its guest listens.
+    /// Address of its guest.
     fn guest(&self) -> &GuestAddress;
 
-    /// Sockets in its network namespace, for a gate to listen on; none when it has no network that is
+    /// Listening sockets in its network namespace for the egress gate; none when it has no network that is
     /// ours.
     async fn network(&self) -> Result<Option<Sockets>, DriverError> {
         Ok(None)
     }
 
-    /// How often its limits were hit so far.
+    /// Counters of limit events: OOM kills and refused forks.
     fn limit_events(&self) -> LimitEvents;
 
     /// Gives it other limits, before anything but its guest has run in it, as far as its driver
     /// [can](Driver::can_change_limits). A few writes to kernel files: no need to be async.
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError>;
 
-    /// Whether it uses CPU though nothing runs in it, so that resting it is worth while.
+    /// Whether it uses CPU while no command runs in it, so that an idle stop saves something.
     fn costs_idle(&self) -> bool {
         false
     }
 
-    /// Stops what it does by itself, while nothing runs in it. It can be called and ended meanwhile;
-    /// a call is answered when it is resumed.
-    fn pause(&self) {}
+    /// Idle stop: stops a separate kernel's own work while no command runs in it. It can be called and
+    /// destroyed meanwhile; a call is answered after [`Sandbox::wake`].
+    fn idle_stop(&self) {}
 
-    /// Undoes [`Sandbox::pause`].
-    fn resume(&self) {}
+    /// Undoes [`Sandbox::idle_stop`].
+    fn wake(&self) {}
 
     /// Stops every process in it where it is, whatever it is doing. When this returns nothing in it
     /// runs, and nothing will until it is [thawed](Sandbox::thaw): also when the server ends
@@ -125,9 +147,35 @@ pub trait Sandbox: Send + Sync {
     /// Undoes [`Sandbox::freeze`]; no error when it is not frozen.
     async fn thaw(&self) -> Result<(), DriverError>;
 
-    /// Resolves when it is dead, however it died; at its first poll when it is dead already.
+    /// Writes memory and files to disk and ends every process; [`Sandbox::restore`] continues all of them. Nothing
+    /// else may be called on its guest meanwhile. When it fails the sandbox runs on, and the error says why it cannot
+    /// be saved.
+    async fn save(&self) -> Result<(), DriverError> {
+        Err(DriverError::Unusable(
+            "only gVisor sandboxes can be written to disk".to_owned(),
+        ))
+    }
+
+    /// Whether it is saved: it has no processes then, and can be restored or destroyed.
+    fn is_saved(&self) -> bool {
+        false
+    }
+
+    /// Makes a saved sandbox run again. The saved state stays until it is [forgotten](Sandbox::forget_state), and is
+    /// unchanged when this fails.
+    async fn restore(&self) -> Result<Restored, DriverError> {
+        Err(DriverError::Unusable("it is not saved".to_owned()))
+    }
+
+    /// Removes the saved state of a sandbox that runs again.
+    async fn forget_state(&self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    /// Resolves when its first process has exited, unless that was for [`Sandbox::save`]; at the first poll when it has
+    /// already.
     async fn died(&self);
 
-    /// Ends it and removes every trace. Doing so twice is no error.
+    /// Kills it and removes every trace. Doing so twice is no error.
     async fn destroy(&self) -> Result<(), DriverError>;
 }

@@ -20,14 +20,14 @@ use std::collections::HashSet;
 /// Makes native sandboxes.
 pub struct NativeDriver {
     machine: Machine,
-    /// What this kernel lacks of Landlock. Found out at the start: a confined server cannot ask.
+    /// Landlock features that this kernel lacks. Probed at the start: a confined server cannot.
     landlock_missing: Option<String>,
 }
 
 // === impl NativeDriver ===
 
 impl NativeDriver {
-    /// Needs nothing but the machine.
+    /// Needs no program beside the kernel.
     pub fn start(machine: &Machine) -> Self {
         Self {
             machine: machine.clone(),
@@ -53,13 +53,17 @@ impl Driver for NativeDriver {
         self.machine.launch(Kind::Native, spec, platform).await
     }
 
-    /// A disk is made with its sandbox.
+    /// The disk size is fixed at launch.
     fn can_change_limits(&self, from: &Limits, to: &Limits) -> bool {
         from.disk_bytes == to.disk_bytes
     }
 
-    async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
-        self.machine.adopt(Kind::Native, id).await
+    async fn adopt(
+        &self,
+        id: &SandboxId,
+        limits: &Limits,
+    ) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
+        self.machine.adopt(Kind::Native, id, limits).await
     }
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError> {

@@ -1,36 +1,35 @@
-//! The resolver that a sandbox sees, and the one behind it.
+//! DNS server of a sandbox, and the caching stub resolver behind it.
 //!
-//! A question is read strictly ([`message`]), put to the policy ([`look_up()`]), and only for the
-//! addresses of an allowed name is anybody asked ([`resolver`]). What the sandbox is told is written
-//! down *before* it is told ([`answers`]): the check of connections goes by that.
+//! A query is parsed strictly ([`message`]) and checked against the policy ([`lookup()`]); upstream
+//! resolvers are queried only for A records of an allowed name ([`resolver`]). The addresses of a
+//! reply are recorded *before* it is sent ([`sent_replies`]): connections are checked against them.
 
-mod answer;
-mod answers;
 mod cache;
-mod exchange;
-mod flights;
 pub(crate) mod fuzzing;
-mod look_up;
+mod lookup;
 mod message;
 mod name;
-mod questions;
+mod query_limits;
+mod reply;
 mod resolver;
-mod serve;
+mod sent_replies;
+mod server;
+mod single_flight;
+mod upstream;
 
-pub(crate) use answers::Answers;
-pub(crate) use look_up::look_up;
-pub(crate) use questions::Questions;
+pub(crate) use lookup::lookup;
+pub(crate) use query_limits::QueryLimits;
 pub(crate) use resolver::Resolver;
-pub(crate) use serve::{serve_tcp, serve_udp};
+pub(crate) use sent_replies::SentReplies;
+pub(crate) use server::{serve_tcp, serve_udp};
 
 use std::time::Duration;
 
-/// How long the gate believes what it told a sandbox. Longer than any TTL that is told
-/// ([`message::TOLD_TTL_MAX`]): many programs keep an address for as long as they run a loop, and
-/// do not ask for the TTL.
-const BELIEVED_FOR: Duration = Duration::from_secs(600);
+/// How long a connection to an address of a sent reply is allowed. Longer than any TTL in a reply
+/// ([`message::SENT_TTL_MAX`]): many programs resolve a name once and ignore its TTL.
+const SENT_REPLY_LIFETIME: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
-mod scripted;
+mod test_upstream;
 #[cfg(test)]
 mod tests;

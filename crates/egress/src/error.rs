@@ -1,19 +1,19 @@
-//! What can go wrong between a sandbox and its gate.
+//! Errors of setting up a sandbox's network.
 
 use std::io;
 
-/// A step of the kernel's that failed.
+/// Why a sandbox's network could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum EgressError {
-    /// The namespace, its links or its rules.
+    /// A system call on the namespace, its links, its rules or its sockets failed.
     #[error("{step}: {source}")]
     Network {
-        /// What was done.
+        /// The operation and its object.
         step: &'static str,
-        /// What the kernel said.
+        /// The error that the kernel returned.
         source: io::Error,
     },
-    /// The thread that enters namespaces is gone.
+    /// The thread that enters network namespaces panicked.
     #[error("the thread that enters network namespaces has ended")]
     NoWorker,
 }

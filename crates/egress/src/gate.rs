@@ -1,43 +1,43 @@
-//! The gates of all sandboxes, and one of them.
+//! [`Gate`]: the egress proxy of one sandbox. [`Egress`]: what all gates share.
 
-use crate::descriptors::Budget;
 use crate::dns::{self, Resolver};
-use crate::journal::{FlowMark, FlowStream};
+use crate::fd_budget::Budget;
+use crate::flow_log::{FlowMark, FlowStream};
 use crate::netns::Sockets;
-use crate::ward::{Limits, Policy, Ward};
+use crate::sandbox_net::{Limits, Policy, SandboxNet};
 use crate::{EgressError, metrics, tcp, udp};
 use k8e_model::UnixMillis;
-use k8e_model::egress::Flow;
-use std::net::SocketAddr;
+use k8e_model::egress::{Flow, HostName};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
 
-/// What an operator decides for all sandboxes.
+/// Configuration of the egress proxy, for all sandboxes of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Who is asked for names, in this order.
+    /// Upstream DNS resolvers, in order of preference.
     pub upstreams: Vec<SocketAddr>,
-    /// Connections of one sandbox at the same time.
+    /// Open connections per sandbox.
     pub connections_max: usize,
-    /// Bytes a second of one sandbox, both directions together.
+    /// Bytes per second and sandbox, both directions together; none is unlimited.
     pub bandwidth: Option<u64>,
-    /// Descriptors that connections of all sandboxes together may have open. One sandbox gets half of
-    /// them at most, less when others have some.
+    /// File descriptor budget: descriptors that connections of all sandboxes together may have
+    /// open. One sandbox gets half of them at most, less when others have some.
     pub descriptors_max: usize,
 }
 
-/// Makes gates.
+/// State that the gates of all sandboxes share: resolver, limits, file descriptor budget.
 pub struct Egress {
     resolver: Arc<Resolver>,
     limits: Limits,
     descriptors: Arc<Budget>,
 }
 
-/// The only way out of one sandbox. Dropping it closes it, with every connection.
+/// The egress proxy of one sandbox. Dropping it closes its sockets and every open connection.
 pub struct Gate {
-    ward: Arc<Ward>,
+    sandbox: Arc<SandboxNet>,
     _tasks: JoinSet<()>,
 }
 
@@ -50,7 +50,7 @@ impl std::fmt::Debug for Egress {
 }
 
 impl Egress {
-    /// Ready to make gates.
+    /// Registers the metrics and starts with an empty DNS cache.
     #[must_use]
     pub fn start(config: Config) -> Self {
         metrics::describe();
@@ -64,27 +64,39 @@ impl Egress {
         }
     }
 
-    /// Serves the sockets in the namespace of a sandbox that was wired for it ([`crate::wire`]).
-    /// Nothing passes until the gate is told a policy.
+    /// The addresses of a name, as the gates look them up: for connections of the server's own.
     ///
     /// # Errors
     ///
-    /// When the sockets cannot be watched.
+    /// When it has none, or no upstream answers.
+    pub async fn resolve(&self, name: &HostName) -> std::io::Result<Vec<Ipv4Addr>> {
+        let resolved = self.resolver.resolve(name).await;
+        resolved
+            .map(|resolved| resolved.addresses)
+            .map_err(std::io::Error::other)
+    }
+
+    /// Serves the sockets in the network namespace of a sandbox ([`crate::tproxy`]). The policy is
+    /// deny-all until [`Gate::set_policy`] is called.
+    ///
+    /// # Errors
+    ///
+    /// When the sockets cannot be registered with the reactor.
     pub fn attach(&self, sockets: Sockets) -> Result<Gate, EgressError> {
         let (resolver, descriptors) = (Arc::clone(&self.resolver), Arc::clone(&self.descriptors));
-        let ward = Arc::new(Ward::new(resolver, self.limits, descriptors));
-        let step = || EgressError::step("watch the sandbox's network");
+        let sandbox = Arc::new(SandboxNet::new(resolver, self.limits, descriptors));
+        let step = || EgressError::step("watch the sandbox's sockets");
         let dns_udp = UdpSocket::from_std(sockets.dns_udp).map_err(step())?;
         let dns_tcp = TcpListener::from_std(sockets.dns_tcp).map_err(step())?;
         let tcp = TcpListener::from_std(sockets.tcp).map_err(step())?;
         let udp = UdpSocket::from_std(sockets.udp).map_err(step())?;
         let mut tasks = JoinSet::new();
-        tasks.spawn(dns::serve_udp(Arc::clone(&ward), dns_udp));
-        tasks.spawn(dns::serve_tcp(Arc::clone(&ward), dns_tcp));
-        tasks.spawn(tcp::serve(Arc::clone(&ward), tcp));
-        tasks.spawn(udp::serve(Arc::clone(&ward), udp));
+        tasks.spawn(dns::serve_udp(Arc::clone(&sandbox), dns_udp));
+        tasks.spawn(dns::serve_tcp(Arc::clone(&sandbox), dns_tcp));
+        tasks.spawn(tcp::serve(Arc::clone(&sandbox), tcp));
+        tasks.spawn(udp::serve(Arc::clone(&sandbox), udp));
         Ok(Gate {
-            ward,
+            sandbox,
             _tasks: tasks,
         })
     }
@@ -93,27 +105,27 @@ impl Egress {
 // === impl Gate ===
 
 impl Gate {
-    /// From now on this holds: for new connections, and for those that are open.
+    /// Replaces the policy. Open connections are checked again and closed if it denies them.
     pub fn set_policy(&self, policy: Policy) {
-        self.ward.set_policy(policy);
+        self.sandbox.set_policy(policy);
     }
 
-    /// What the sandbox tried so far and, when asked to follow, what it will.
+    /// The flow log so far and, with `follow`, new entries as they come.
     #[must_use]
     pub fn flows(&self, follow: bool) -> FlowStream {
-        self.ward.journal().read(follow)
+        self.sandbox.flow_log().read(follow)
     }
 
-    /// Now, for [`Self::denied_since`].
+    /// The current position in the flow log, for [`Self::denied_since`].
     #[must_use]
     pub fn mark(&self) -> FlowMark {
-        self.ward.journal().mark()
+        self.sandbox.flow_log().mark()
     }
 
-    /// What rules denied the sandbox since then: each name once, at most 16.
+    /// Flows that the policy denied since `mark`: each name once, at most 16.
     #[must_use]
     pub fn denied_since(&self, mark: FlowMark) -> Vec<Flow> {
-        self.ward.journal().denied_since(mark)
+        self.sandbox.flow_log().denied_since(mark)
     }
 }
 

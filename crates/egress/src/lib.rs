@@ -1,30 +1,30 @@
-//! What a sandbox may reach, made real.
+//! Transparent egress proxy: enforces the egress policy (allow list and deny list) of each sandbox.
 //!
-//! The network namespace of a sandbox has no way out: no interface of it leads anywhere
-//! ([`wire`]). Whatever is sent in it, to whatever address, the kernel hands to [`Sockets`] that this
-//! process holds *inside* that namespace: the sandbox's [`Gate`]. The gate answers DNS for names
-//! that are allowed (`dns`), reads from each connection for whom it is meant (`tcp`), and makes
-//! the real connection itself, from the host's side, if the policy allows it.
+//! The network namespace of a sandbox has no link to the outside. A local route and TPROXY rules
+//! ([`tproxy`]) deliver every packet, whatever its destination, to listening [`Sockets`] that this
+//! process holds *inside* that namespace. They belong to the sandbox's [`Gate`], which is its DNS
+//! server (`dns`) and its TCP proxy (`tcp`): it reads the destination name (SNI or `Host`), checks it
+//! against the policy, and opens the upstream connection from the host's network namespace.
 //!
-//! So nothing has to be kept out, and nothing that fails lets anything through: a process that dies
-//! takes its sockets along.
+//! So nothing has to be kept out, and nothing that fails lets anything through: when this process
+//! dies, its sockets are closed and the kernel resets what the sandbox opens.
 
-mod descriptors;
 mod dns;
 mod error;
+mod fd_budget;
+mod flow_log;
 mod gate;
-mod journal;
-mod machine;
+mod host_address;
 mod metrics;
 mod netlink;
 mod netns;
+mod sandbox_net;
 mod sys;
 mod tcp;
+pub mod tproxy;
 mod udp;
-mod ward;
-pub mod wire;
 
-/// For the crate `fuzz`: decoders that are nobody else's business.
+/// Entry points of the crate `fuzz` into private decoders.
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::dns::fuzzing::*;
@@ -32,7 +32,7 @@ pub mod fuzzing {
 }
 
 pub use error::EgressError;
+pub use flow_log::{FlowMark, FlowStream};
 pub use gate::{Config, Egress, Gate};
-pub use journal::{FlowMark, FlowStream};
 pub use netns::Sockets;
-pub use ward::Policy;
+pub use sandbox_net::Policy;

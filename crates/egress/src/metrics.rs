@@ -1,16 +1,16 @@
-//! What is counted of all sandboxes together.
+//! Prometheus metrics of the egress proxy, summed over all sandboxes.
 
 use k8e_model::egress::Flow;
 use metrics::{Unit, counter, describe_counter};
 
 const FLOWS: &str = "k8e_egress_flows_total";
 
-/// Says what the names mean, once for a recorder.
+/// Registers the help texts of the metrics with the installed recorder.
 pub(crate) fn describe() {
     describe_counter!(
         FLOWS,
         Unit::Count,
-        "What sandboxes tried to reach, by verdict, protocol and reason"
+        "Flows of sandboxes (DNS queries, connections, datagrams) by verdict, protocol and reason"
     );
 }
 

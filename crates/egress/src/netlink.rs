@@ -1,8 +1,7 @@
-//! Just enough of netlink to give a namespace an address, a route and some rules: messages are
-//! built in one buffer, sent at once, and each is acknowledged by the kernel.
+//! Minimal netlink client for addresses, routes and nftables rules: messages are built in one buffer,
+//! sent with one call, and each is acknowledged by the kernel.
 //!
-//! A library for all of netlink, or `nft` as a program, would cost more for each sandbox than what
-//! they are asked to do.
+//! A netlink library, or running `nft`, would cost more for each sandbox than the work itself.
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
@@ -22,21 +21,21 @@ pub(crate) const APPEND: u16 = 0x800;
 const ERROR: u16 = 0x2;
 const HEADER: usize = 16;
 
-/// An acknowledgement repeats the message's head, an error the message.
+/// Largest reply: an acknowledgement repeats the header of the request, an error all of it.
 const REPLY_BYTES_MAX: usize = 8192;
 
-/// One conversation with the kernel, in the namespace in which it was opened.
+/// A netlink socket. It belongs to the network namespace in which it was opened.
 pub(crate) struct Netlink(OwnedFd);
 
-/// Messages, one after the other.
+/// A batch of encoded messages.
 #[derive(Default)]
 pub(crate) struct Messages {
     bytes: Vec<u8>,
-    /// How many the kernel will acknowledge.
+    /// Number of messages with the ACK flag.
     acknowledged: usize,
 }
 
-/// A message that is being written; a nested attribute likewise.
+/// Writes the attributes of a message or of a nested attribute.
 pub(crate) struct Attributes<'a> {
     bytes: &'a mut Vec<u8>,
 }
@@ -44,7 +43,7 @@ pub(crate) struct Attributes<'a> {
 // === impl Netlink ===
 
 impl Netlink {
-    /// None is the protocol for links, addresses and routes: its number is 0.
+    /// Opens a socket; without a protocol it is rtnetlink (`NETLINK_ROUTE`, number 0).
     pub(crate) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
         let socket = socket_with(
             AddressFamily::NETLINK,
@@ -55,8 +54,8 @@ impl Netlink {
         Ok(Self(socket))
     }
 
-    /// Sends all of it, and waits until the kernel has done it.
-    pub(crate) fn talk(&self, messages: &Messages) -> io::Result<()> {
+    /// Sends all messages and waits for their acknowledgements.
+    pub(crate) fn execute(&self, messages: &Messages) -> io::Result<()> {
         self.send(&messages.bytes)?;
         let mut left = messages.acknowledged;
         let mut reply = vec![0; REPLY_BYTES_MAX];
@@ -74,8 +73,8 @@ impl Netlink {
         Ok(())
     }
 
-    /// Sends one request; the first message of the reply.
-    pub(crate) fn ask(&self, messages: &Messages) -> io::Result<Vec<u8>> {
+    /// Sends one request and returns the first message of the reply.
+    pub(crate) fn query(&self, messages: &Messages) -> io::Result<Vec<u8>> {
         self.send(&messages.bytes)?;
         let mut reply = vec![0; REPLY_BYTES_MAX];
         let (length, _) = recv(&self.0, &mut reply[..], RecvFlags::empty())?;
@@ -96,7 +95,7 @@ impl Netlink {
 // === impl Messages ===
 
 impl Messages {
-    /// Adds one: its kind, flags, the fixed part that its protocol has, and attributes.
+    /// Adds a message: type, flags, the fixed header of its protocol, and attributes.
     pub(crate) fn add(
         &mut self,
         kind: u16,
@@ -109,7 +108,7 @@ impl Messages {
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
         self.bytes
             .extend_from_slice(&(flags | REQUEST).to_ne_bytes());
-        // Sequence number and sender: nobody looks.
+        // Sequence number and port id, which are not used.
         self.bytes.extend_from_slice(&[0; 8]);
         self.bytes.extend_from_slice(fixed);
         pad(&mut self.bytes);
@@ -129,7 +128,7 @@ impl Attributes<'_> {
         self.nest(kind, |inner| inner.bytes.extend_from_slice(value))
     }
 
-    /// A string, with the zero that the kernel wants.
+    /// A string with a terminating zero.
     pub(crate) fn text(&mut self, kind: u16, value: &str) -> &mut Self {
         self.nest(kind, |inner| {
             inner.bytes.extend_from_slice(value.as_bytes());
@@ -137,7 +136,7 @@ impl Attributes<'_> {
         })
     }
 
-    /// A number in network order, as netfilter wants them.
+    /// A number in network byte order, as in nftables attributes.
     pub(crate) fn number(&mut self, kind: u16, value: u32) -> &mut Self {
         self.put(kind, &value.to_be_bytes())
     }
@@ -153,7 +152,7 @@ impl Attributes<'_> {
         self
     }
 
-    /// The fixed part of a nested message.
+    /// The fixed header of a nested message.
     pub(crate) fn raw(&mut self, value: &[u8]) -> &mut Self {
         self.bytes.extend_from_slice(value);
         pad(self.bytes);
@@ -175,7 +174,7 @@ fn split(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The code of an acknowledgement, zero for good.
+/// The error code of an acknowledgement (`NLMSG_ERROR`): 0 for success.
 fn error_of(message: &[u8]) -> Option<i32> {
     let kind = u16::from_ne_bytes(*message.get(4..)?.first_chunk()?);
     let code = i32::from_ne_bytes(*message.get(HEADER..)?.first_chunk()?);

@@ -1,21 +1,21 @@
 //! The listening sockets of a gate, opened inside a sandbox's network namespace.
 //!
 //! A socket belongs to the namespace of the thread that made it, for as long as it lives. So a
-//! process with the right to do so goes into the namespace, makes the sockets ([`Sockets::open_in`])
-//! and hands them to the server as descriptors; nobody else needs any right over the namespace.
+//! privileged process enters the namespace with `setns`, opens the sockets ([`Sockets::open_in`])
+//! and passes them to the server as file descriptors; the server needs no privilege over the namespace.
 
 use crate::sys;
-use crate::wire::{DNS_PORT, GATE_PORT, GATEWAY};
+use crate::tproxy::{DNS_PORT, GATE_PORT, GATEWAY};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddrV4, TcpListener, UdpSocket};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-/// What a program may have waiting: more than it may have open.
+/// Listen backlog: more than the connections that a sandbox may have open.
 const BACKLOG: i32 = 1024;
 
-/// Everything a gate listens on. Ready for tokio: they do not block.
+/// All sockets of a gate, non-blocking.
 #[derive(Debug)]
 pub struct Sockets {
     pub(crate) dns_udp: UdpSocket,
@@ -27,11 +27,11 @@ pub struct Sockets {
 // === impl Sockets ===
 
 impl Sockets {
-    /// Moves the calling thread into `namespace`, where it stays, and opens them there.
+    /// Moves the calling thread into `namespace` (`setns`), where it stays, and opens the sockets.
     ///
     /// # Errors
     ///
-    /// When the sockets cannot be made, or a program inside has taken their ports.
+    /// When a socket cannot be made, or a program inside has bound its port.
     pub fn open_in(namespace: BorrowedFd<'_>) -> io::Result<Self> {
         move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
         let udp = bind(Type::DGRAM, Protocol::UDP, GATE_PORT)?;
@@ -44,7 +44,7 @@ impl Sockets {
         })
     }
 
-    /// To hand to another process, which puts them together with [`Sockets::from_descriptors`].
+    /// The file descriptors, to pass to another process; see [`Sockets::from_descriptors`].
     #[must_use]
     pub fn into_descriptors(self) -> [OwnedFd; 4] {
         [
@@ -55,7 +55,7 @@ impl Sockets {
         ]
     }
 
-    /// From those of [`Sockets::into_descriptors`], in that order; none when there are not four.
+    /// The sockets from [`Sockets::into_descriptors`], in that order; none unless there are four.
     #[must_use]
     pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
         let [dns_udp, dns_tcp, tcp, udp] = <[OwnedFd; 4]>::try_from(descriptors).ok()?;
@@ -76,9 +76,9 @@ fn listen(port: u16) -> io::Result<TcpListener> {
 
 fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, kind.nonblocking(), Some(protocol))?;
-    // Connections of an earlier server may still be closing.
+    // Connections of an earlier server may be in TIME_WAIT.
     socket.set_reuse_address(kind == Type::STREAM)?;
-    // Takes what is meant for other addresses.
+    // TPROXY: accept what is addressed to any host.
     socket.set_ip_transparent_v4(true)?;
     socket.bind(&SocketAddrV4::new(GATEWAY, port).into())?;
     Ok(socket)
@@ -87,22 +87,22 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{self, ADDRESS};
+    use crate::tproxy::{self, ADDRESS};
     use std::io::{Read as _, Write as _};
     use std::net::{Ipv4Addr, TcpStream};
     use std::time::Duration;
 
     const SOMEBODY: Ipv4Addr = Ipv4Addr::new(45, 10, 1, 1);
 
-    /// On a thread of its own, which is in a namespace that is wired like a sandbox's.
+    /// Runs `test` on a thread in a network namespace that is set up like a native sandbox's.
     fn inside<T: Send>(test: impl FnOnce(Sockets) -> T + Send) -> T {
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
                 sys::new_namespace().expect("this test makes a network namespace: run it as root");
-                wire::shared_kernel().unwrap();
+                tproxy::shared_kernel().unwrap();
                 let namespace = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
                 let opened = Sockets::open_in(namespace.as_fd()).unwrap();
-                // As if they had come from another process.
+                // As if another process had passed them.
                 let handed = opened.into_descriptors().into();
                 test(Sockets::from_descriptors(handed).unwrap())
             });
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_to_anywhere_arrives_at_the_gate_with_the_address_it_was_for() {
+    fn tproxy_delivers_every_connection_with_its_original_destination() {
         inside(|sockets| {
             for port in [443, 22, GATE_PORT, DNS_PORT] {
                 let to = SocketAddrV4::new(SOMEBODY, port);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_asked_of_the_gateway_and_of_nobody_else() {
+    fn dns_queries_to_the_gateway_reach_the_dns_socket_and_others_do_not() {
         inside(|sockets| {
             let client = UdpSocket::bind((ADDRESS, 0)).unwrap();
             client.send_to(b"who", (GATEWAY, DNS_PORT)).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_gate_a_connection_is_refused_at_once() {
+    fn without_listening_sockets_a_connection_is_reset() {
         inside(|sockets| {
             drop(sockets);
             let to = SocketAddrV4::new(SOMEBODY, 443).into();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn inside_programs_talk_to_each_other() {
+    fn programs_inside_connect_to_each_other() {
         inside(|sockets| {
             for address in [Ipv4Addr::LOCALHOST, ADDRESS] {
                 let server = TcpListener::bind((address, 443)).unwrap();
@@ -187,17 +187,57 @@ mod tests {
         });
     }
 
+    /// Runs `ip` in the namespace of the calling thread.
+    fn ip(args: &str) {
+        let mut ip = std::process::Command::new("ip");
+        let status = ip.args(args.split(' ')).status().expect("iproute2");
+        assert!(status.success(), "ip {args}: {status}");
+    }
+
+    /// The veth end is moved to a namespace of its own, whose network stack then is to the gate what that
+    /// of a user-space kernel is: it has the interface, the sandbox's address, and a route to the gateway.
     #[test]
-    fn a_card_leads_to_the_gate() {
+    fn a_veth_leads_to_the_gate() {
+        const PORTS: [u16; 3] = [443, 22, GATE_PORT];
+        let (thread_sender, thread) = std::sync::mpsc::channel();
+        let (moved_sender, moved) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
-            let inside = scope.spawn(|| {
+            let kernel = scope.spawn(move || {
                 sys::new_namespace().unwrap();
-                wire::card().unwrap();
-                wire::connect_card().unwrap();
-                let namespace = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
-                Sockets::open_in(namespace.as_fd()).unwrap();
+                thread_sender.send(rustix::thread::gettid()).unwrap();
+                moved.recv().expect("the interface");
+                ip(&format!("address add {ADDRESS}/30 dev eth0"));
+                ip("link set eth0 up");
+                ip(&format!("route add default via {GATEWAY}"));
+                for port in PORTS {
+                    let to = SocketAddrV4::new(SOMEBODY, port).into();
+                    let limit = Duration::from_secs(10);
+                    let mut client = TcpStream::connect_timeout(&to, limit).unwrap();
+                    let mut reply = String::new();
+                    client.read_to_string(&mut reply).unwrap();
+                    assert_eq!(reply, "hello");
+                }
             });
-            inside.join().unwrap();
+            let gate = scope.spawn(move || {
+                sys::new_namespace().unwrap();
+                tproxy::veth().unwrap();
+                tproxy::connect_veth().unwrap();
+                let namespace = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+                let sockets = Sockets::open_in(namespace.as_fd()).unwrap();
+                let thread = thread.recv().unwrap().as_raw_nonzero();
+                ip(&format!("link set eth0 netns {thread}"));
+                moved_sender.send(()).unwrap();
+                for port in PORTS {
+                    wait(&sockets.tcp);
+                    let (mut server, from) = sockets.tcp.accept().unwrap();
+                    let to = SocketAddrV4::new(SOMEBODY, port);
+                    assert_eq!(server.local_addr().unwrap(), to.into());
+                    assert_eq!(from.ip(), ADDRESS);
+                    server.write_all(b"hello").unwrap();
+                }
+            });
+            gate.join().unwrap();
+            kernel.join().unwrap();
         });
     }
 }

@@ -1,4 +1,4 @@
-//! System calls that no crate of ours wraps, each behind a safe function.
+//! System calls without a safe wrapper in rustix or socket2, each behind a safe function.
 #![expect(
     unsafe_code,
     reason = "IP_RECVORIGDSTADDR and the control message that comes with it"
@@ -8,17 +8,17 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 
-/// Room for the one control message that is asked for, and more.
+/// Size of the buffer for control messages, in 64-bit words: more than `IP_ORIGDSTADDR` needs.
 const CONTROL_WORDS: usize = 16;
 
-/// Puts this thread, and no other, into a new network namespace.
+/// Moves the calling thread, and no other, into a new network namespace.
 pub(crate) fn new_namespace() -> io::Result<()> {
     use rustix::thread::UnshareFlags;
     // SAFETY: NEWNET leaves descriptors and memory as they are.
     Ok(unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?)
 }
 
-/// Has the kernel tell with each datagram whom it was for.
+/// Sets `IP_RECVORIGDSTADDR`: each datagram comes with its original destination.
 pub(crate) fn tell_original_destination(socket: BorrowedFd<'_>) -> io::Result<()> {
     let on: libc::c_int = 1;
     let size = libc::socklen_t::try_from(size_of_val(&on)).map_err(io::Error::other)?;
@@ -38,7 +38,7 @@ pub(crate) fn tell_original_destination(socket: BorrowedFd<'_>) -> io::Result<()
     }
 }
 
-/// Takes one datagram off the socket and throws it away; whom it was for, if the kernel says.
+/// Receives one datagram and discards it; returns its original destination, if the kernel gave one.
 pub(crate) fn original_destination(socket: &impl AsFd) -> io::Result<Option<SocketAddrV4>> {
     // Aligned for the headers in it.
     let mut control = [0_u64; CONTROL_WORDS];

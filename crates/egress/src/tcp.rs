@@ -1,115 +1,107 @@
-//! Connections: for whom each is meant, whether that is allowed, and the real one.
+//! Transparent TCP proxy: accepts every connection that a sandbox opens, checks its destination
+//! against the policy, and relays it to the real upstream.
 //!
-//! The kernel hands every connection that a sandbox opens to the gate, whatever address it was for.
-//! The sandbox believes it is connected before anything is decided; what is denied is reset.
+//! TPROXY delivers the connection whatever its destination. It is accepted before it is checked; when
+//! it is denied it is reset.
 
-mod carrier;
-mod check;
+mod client_hello;
+mod connection;
 mod cursor;
 pub(crate) mod fuzzing;
-mod hello;
+mod hello_retry;
 mod http;
-mod opening;
-mod pace;
+mod policy_check;
+mod rate_limit;
 mod relay;
+mod relay_buffer;
 mod socket;
 mod tls;
-mod visit;
 
-use pace::Rate;
+use rate_limit::Pacer;
 
-pub(crate) use pace::Pace;
+pub(crate) use rate_limit::RateLimit;
 
-use crate::ward::Ward;
-use check::{Denial, Ground};
+use crate::sandbox_net::SandboxNet;
+use connection::{Connection, Dialer};
+use hello_retry::Prefix;
 use k8e_model::egress::DenyReason;
-use opening::Opening;
+use policy_check::{AddressVerdict, Denial};
 use relay::End;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use visit::{Visit, World};
 
-/// When there is nothing to accept with (descriptors, memory): somebody will close something.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// New connections a second, in the long run. What a sandbox opens is the server's work, not
-/// counted against the sandbox's CPU; more wait in the kernel, which costs nobody else.
+/// Sustained new connections per second and sandbox. Accepting them is CPU time of the server, not of
+/// the sandbox's cgroup; more wait in the listen backlog.
 const CONNECTIONS_PER_SECOND: u64 = 1000;
 
-/// Serves a sandbox's connections until it is dropped, and all of them with it.
-pub(crate) async fn serve(ward: Arc<Ward>, listener: TcpListener) {
-    serve_in(World::Real, ward, listener).await;
+/// Serves a sandbox's connections until the task is dropped, which closes all of them.
+pub(crate) async fn serve(sandbox: Arc<SandboxNet>, listener: TcpListener) {
+    serve_in(Dialer::Real, sandbox, listener).await;
 }
 
-async fn serve_in(world: World, ward: Arc<Ward>, listener: TcpListener) {
+async fn serve_in(dialer: Dialer, sandbox: Arc<SandboxNet>, listener: TcpListener) {
     let mut connections = JoinSet::new();
-    let mut failed = false;
-    let pace = Rate::new(CONNECTIONS_PER_SECOND);
+    let rate_limit = Pacer::new(CONNECTIONS_PER_SECOND);
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((client, _)) => {
-                    failed = false;
-                    accept(world, &ward, client, &mut connections);
-                    pace.take(1).await;
-                }
-                Err(error) => {
-                    if !std::mem::replace(&mut failed, true) {
-                        tracing::warn!(%error, "cannot accept a sandbox's connection");
-                    }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
+            client = k8e_net::accept::accept(&listener) => {
+                accept(dialer, &sandbox, client, &mut connections);
+                rate_limit.take(1).await;
+            }
             Some(ended) = connections.join_next() => if let Err(error) = ended {
-                tracing::error!(%error, "a sandbox's connection ended badly");
+                tracing::error!(%error, "task of a sandbox's connection panicked");
             },
         }
     }
 }
 
-fn accept(world: World, ward: &Arc<Ward>, client: TcpStream, connections: &mut JoinSet<()>) {
+fn accept(
+    dialer: Dialer,
+    sandbox: &Arc<SandboxNet>,
+    client: TcpStream,
+    connections: &mut JoinSet<()>,
+) {
     socket::prepare(&client);
-    let Some(to) = world.destination(&client) else {
+    let Some(to) = dialer.destination(&client) else {
         return;
     };
-    let visit = Visit {
-        ward: Arc::clone(ward),
+    let conn = Connection {
+        sandbox: Arc::clone(sandbox),
         to,
-        world,
+        dialer,
     };
-    let Some(permit) = ward.connection() else {
-        visit.note_denied(&Denial::by(DenyReason::TooManyConnections));
+    let Some(permit) = sandbox.connection() else {
+        conn.note_denied(&Denial::by(DenyReason::TooManyConnections));
         return;
     };
     connections.spawn(async move {
-        handle(visit, client).await;
+        handle(conn, client).await;
         drop(permit);
     });
 }
 
-/// One connection, to its end.
-async fn handle(visit: Visit, client: TcpStream) {
+/// Proxies one connection to its end.
+async fn handle(conn: Connection, client: TcpStream) {
     let client = Arc::new(client);
-    match decide_and_carry(&visit, &client).await {
+    match check_and_relay(&conn, &client).await {
         Ok(End::Finished | End::Broken | End::Idle) => {}
-        Err(denial) => visit.note_denied(&denial),
+        Err(denial) => conn.note_denied(&denial),
     }
 }
 
-async fn decide_and_carry(visit: &Visit, client: &Arc<TcpStream>) -> Result<End, Denial> {
-    let mut changes = visit.ward.policy_changes();
+async fn check_and_relay(conn: &Connection, client: &Arc<TcpStream>) -> Result<End, Denial> {
+    let mut changes = conn.sandbox.policy_changes();
     let policy = Arc::clone(&changes.borrow_and_update());
-    let ground = visit.ground(&policy)?;
-    let wants_name = ground == Ground::ByName || check::denies_names(&policy.deny);
-    match visit.to.port() {
-        443 if wants_name => tls::handle(visit, client, &mut changes).await,
-        80 if wants_name => http::handle(visit, client, &mut changes).await,
+    let address_verdict = conn.address_verdict(&policy)?;
+    let wants_name =
+        address_verdict == AddressVerdict::NeedsName || policy_check::denies_names(&policy.deny);
+    match conn.to.port() {
+        443 if wants_name => tls::handle(conn, client, &mut changes).await,
+        80 if wants_name => http::handle(conn, client, &mut changes).await,
         _ => {
-            let pass = visit.by_told(&policy).await?;
-            visit
-                .carry(client, &mut changes, &pass, Opening::default())
+            let grant = conn.by_sent_replies(&policy).await?;
+            conn.relay(client, &mut changes, &grant, Prefix::default())
                 .await
         }
     }

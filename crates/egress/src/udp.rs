@@ -1,7 +1,7 @@
-//! Datagrams that are not DNS: nobody gets them, and it is written down whom they were for.
+//! UDP other than DNS (QUIC, NTP, …): dropped, with the original destination in the flow log.
 
+use crate::sandbox_net::SandboxNet;
 use crate::sys;
-use crate::ward::Ward;
 use k8e_model::egress::{DenyReason, Flow, FlowProtocol, FlowVerdict};
 use std::net::SocketAddrV4;
 use std::sync::Arc;
@@ -9,14 +9,15 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-/// Read at once before others get their turn.
+/// Datagrams read before yielding to other tasks.
 const BATCH: usize = 64;
 
-/// A program that sends without end costs no more than this: the kernel drops the rest.
+/// Pause between two batches, which bounds the CPU time that a sandbox's datagrams cost: at most
+/// `BATCH` per pause are read, the kernel drops the rest.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Until it is dropped.
-pub(crate) async fn serve(ward: Arc<Ward>, socket: UdpSocket) {
+/// Reads and logs datagrams until the task is dropped.
+pub(crate) async fn serve(sandbox: Arc<SandboxNet>, socket: UdpSocket) {
     loop {
         if socket.readable().await.is_err() {
             tokio::time::sleep(PAUSE).await;
@@ -25,7 +26,7 @@ pub(crate) async fn serve(ward: Arc<Ward>, socket: UdpSocket) {
         for _ in 0..BATCH {
             let received = socket.try_io(Interest::READABLE, || sys::original_destination(&socket));
             match received {
-                Ok(Some(to)) => ward.note(denied(to)),
+                Ok(Some(to)) => sandbox.note(denied(to)),
                 Ok(None) => {}
                 Err(_) => break,
             }

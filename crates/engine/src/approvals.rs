@@ -1,8 +1,8 @@
-//! Approvals: an agent asks, a person decides, and the agent's call waits for that.
+//! Approvals (human in the loop): an agent requests one, a person decides, and the agent's call waits for the decision.
 //!
-//! The store is what counts: a question is written down before its asker is told of it, an answer
-//! before anybody hears it. Memory only has who waits, so that an answer wakes them; after a
-//! restart whoever waited asks again and finds what became of it.
+//! The store is the source of truth: a request is stored before its id is returned, a decision before a
+//! waiter is woken. Memory holds only the waiters; after a restart a client waits again and finds
+//! the stored decision.
 
 use crate::live::{Live, Purpose, left_active};
 use crate::recorder::now_ms;
@@ -20,43 +20,43 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Questions of one session that nobody has answered: more than a person wants to see.
+/// Pending approvals per session: more than a person wants to see.
 const PENDING_MAX: usize = 64;
 
-/// Of an action in an event: a session has a thousand of those. All of it is in the approval.
+/// Bytes of an action in an event, which is cut there: a session has a thousand events. The approval has all of it.
 const EVENT_ACTION_BYTES_MAX: usize = 512;
 
-/// Added to what is left of a question's time, so that at the end of a wait it is over.
+/// Added to the time until an approval's deadline, so that the deadline has passed when the wait ends.
 const PAST_THE_END: Duration = Duration::from_millis(5);
 
-/// Which approvals to list; none is any.
+/// Filter of a list of approvals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApprovalFilter {
-    /// Of this session.
+    /// Session to match; none matches any.
     pub session: Option<SessionId>,
-    /// Also those that are decided or expired.
+    /// Include decided and expired ones.
     pub all: bool,
 }
 
-/// Who waits for an answer.
+/// Waiters by approval.
 #[derive(Default)]
 pub(crate) struct Approvals {
     // Held for map operations only, never across an await.
     waiting: Mutex<HashMap<ApprovalId, watch::Sender<()>>>,
 }
 
-/// A call that waits: it hears when there is an answer.
+/// A call that waits for a decision; unregistered on drop.
 struct Waiter<'a> {
     approvals: &'a Approvals,
     id: ApprovalId,
-    /// None only while it is dropped.
+    /// None only during drop.
     answered: Option<watch::Receiver<()>>,
 }
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Asks for an approval. It is written down when this returns.
+    /// Requests an approval. It is stored when this returns.
     pub async fn request_approval(
         &self,
         caller: &Caller,
@@ -81,7 +81,7 @@ impl Sessions {
         time: ApprovalTime,
     ) -> Result<Approval, Error> {
         let live = self.live(&caller.principal, session).await?;
-        // Who asks uses the session.
+        // A request counts as a use of the session.
         let _used = live.begin(Purpose::Wait, 0, &self.shared.recorder)?;
         let now = now_ms();
         let open_ms = i64::try_from(time.as_duration().as_millis()).unwrap_or(i64::MAX);
@@ -109,9 +109,9 @@ impl Sessions {
 
     /// Waits until an approval is decided. Dropping this only ends the wait.
     ///
-    /// Errors: `ApprovalTimedOut` when nobody decided in time, `SessionEnded` when its session ended first.
+    /// Errors: `ApprovalTimedOut` when its deadline passed, `SessionEnded` when its session ended first.
     pub async fn wait_approval(&self, who: &Principal, id: &ApprovalId) -> Result<Approval, Error> {
-        // First, so that no answer comes between the look and the wait.
+        // Subscribed first, so that no decision is missed between the lookup and the wait.
         let mut waiter = self.shared.approvals.wait(id);
         loop {
             let approval = self.approval(who, id).await?;
@@ -135,7 +135,7 @@ impl Sessions {
         }
     }
 
-    /// Decides an approval, once.
+    /// Decides an approval; a decision is final.
     ///
     /// Guarantees: a decision that was begun is finished, also when the returned future is dropped.
     pub async fn decide_approval(
@@ -156,7 +156,7 @@ impl Sessions {
         approved: bool,
         reason: ApprovalReason,
     ) -> Result<Approval, Error> {
-        // Who runs the server decides for everybody: he can use their sessions anyway.
+        // The operator may decide for every owner: it can use their sessions anyway.
         let approval = self.approval(&caller.principal, id).await?;
         if let Some(why) = approval.self_approval(caller) {
             let id = id.clone();
@@ -180,7 +180,7 @@ impl Sessions {
         deciding.await.unwrap_or(Err(Error::Stopping))
     }
 
-    /// The caller's approvals, the oldest first: what waits, and with `all` what became of others.
+    /// The caller's approvals, the oldest first: pending ones, and with `all` decided and expired ones.
     pub async fn list_approvals(
         &self,
         who: &Principal,
@@ -203,7 +203,7 @@ impl Sessions {
         found.ok_or_else(|| Error::ApprovalNotFound(id.clone()))
     }
 
-    /// What who waited is told.
+    /// Result of a wait: the decision, or why there is none.
     async fn outcome(&self, approval: Approval) -> Result<Approval, Error> {
         if matches!(approval.state, ApprovalState::Decided(_)) {
             return Ok(approval);
@@ -243,7 +243,7 @@ impl Shared {
         decision: ApprovalDecision,
     ) -> Result<Approval, Error> {
         if !self.store.decide_approval(&approval.id, &decision).await? {
-            // Somebody was faster, or its time or its session ended just now.
+            // Decided concurrently, or its deadline or its session ended meanwhile.
             let now = self.store.approval(&approval.id, None, now_ms()).await?;
             let now = now.ok_or_else(|| Error::ApprovalNotFound(approval.id.clone()))?;
             check_open(&now)?;
@@ -292,7 +292,7 @@ impl Approvals {
 impl Waiter<'_> {
     async fn answered(&mut self) {
         if let Some(answered) = &mut self.answered {
-            // The sender stays as long as this does.
+            // The sender lives as long as its waiters.
             answered.changed().await.ok();
         }
     }
@@ -309,7 +309,7 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Whether it can still be decided, or why not.
+/// Checks that an approval is pending.
 fn check_open(approval: &Approval) -> Result<(), Error> {
     let id = approval.id.clone();
     match &approval.state {
@@ -323,7 +323,7 @@ fn check_open(approval: &Approval) -> Result<(), Error> {
     }
 }
 
-/// As Go writes it, for K8E's clients match that: `5m0s`, `30s`, `250ms`.
+/// Duration in Go's format, which `sandbox.v1` clients match: `5m0s`, `30s`, `250ms`.
 pub(crate) fn in_words(time: Duration) -> String {
     let (hours, minutes, seconds) = (
         time.as_secs() / 3600,

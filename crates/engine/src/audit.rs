@@ -1,18 +1,18 @@
-//! Who changed what: a row for every operation that changes something, whoever's door it came by.
+//! Audit log: one row for every operation that changes something, whichever API it came through.
 //!
-//! An [`Audit`] is made when the operation begins and ended with its result. One that is dropped
-//! says so: its caller went away before it was told. Rows are written by the recorder, behind the
-//! caller's back.
+//! An [`Audit`] is created when the operation begins and ended with its result. A dropped one is
+//! recorded as `cancelled`: the caller disconnected before the result. Rows are written by the
+//! write-behind recorder.
 
 use crate::recorder::{Recorder, now_ms};
 use crate::{Error, Sessions};
 use k8e_model::{KeyId, Principal};
 use k8e_store::{AuditQuery, AuditRow};
 
-/// Of an object's name: paths in a workspace may be long.
+/// Bytes of an object's name; longer ones are cut, as paths in a workspace may be long.
 const OBJECT_BYTES_MAX: usize = 512;
 
-/// An operation under way.
+/// Audit row of an operation in progress.
 pub struct Audit {
     recorder: Recorder,
     principal: String,
@@ -26,19 +26,19 @@ pub struct Audit {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Begins a row. For what a door does by itself; the engine's own operations do this.
+    /// Begins a row. Public for operations that an API implements itself; the engine's own do this already.
     pub fn audited(&self, who: &Principal, action: &'static str, object: &str) -> Audit {
         Audit::begin(&self.shared.recorder, who, action, object)
     }
 
-    /// Who changed what, the oldest first. For administrators.
+    /// Rows of the audit log, the oldest first. Requires administrator rights.
     pub async fn audit(&self, who: &Principal, query: &AuditQuery) -> Result<Vec<AuditRow>, Error> {
         self.administrator(who, "the audit is shown")?;
         self.shared.recorder.flush().await;
         Ok(self.shared.store.audit(query).await?)
     }
 
-    /// Whether `who` may do what `what` says.
+    /// Authorization check: `who` must be an administrator. `what` names the operation in the error.
     pub(crate) fn administrator(&self, who: &Principal, what: &'static str) -> Result<(), Error> {
         if who.is_administrator() {
             return Ok(());
@@ -67,23 +67,23 @@ impl Audit {
         }
     }
 
-    /// The object, when it was not known at the beginning.
+    /// Sets the object, when it was not known at the beginning.
     pub fn about(&mut self, object: &str) {
         self.object = object[..object.floor_char_boundary(OBJECT_BYTES_MAX)].to_owned();
     }
 
-    /// Writes how it ended, and passes that on.
+    /// Writes the row with the result's code; returns the result.
     pub fn end<T>(mut self, result: Result<T, Error>) -> Result<T, Error> {
         self.write(result.as_ref().map_or_else(|e| e.code().as_str(), |_| "ok"));
         result
     }
 
-    /// Writes that it failed, when its end may not come.
+    /// Writes the row with an error before the operation ends.
     pub(crate) fn failed(&mut self, error: &Error) {
         self.write(error.code().as_str());
     }
 
-    /// The same for who has no result of the engine's.
+    /// Writes the row with a status code, for callers without a `Result` of the engine.
     pub fn end_with(mut self, code: Result<(), k8e_model::Code>) {
         self.write(code.map_or_else(k8e_model::Code::as_str, |()| "ok"));
     }

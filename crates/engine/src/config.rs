@@ -1,56 +1,70 @@
-//! What an operator decides about sessions.
+//! Configuration of the session service: defaults, limits, retention.
 
 use crate::gate::Denied;
+use k8e_driver::LayerStore;
 use k8e_egress::Egress;
+use k8e_image::RegistryPolicy;
 use k8e_model::{EgressPolicy, Lifetime, Limits, PoolSize, RUN_TIMEOUT_DEFAULT};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What an operator decides about sessions. The doors fill requests from it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
-    /// Of a session that does not say.
+    /// Default resource limits (when the request sets none).
     pub limits: Limits,
-    /// Of a session that does not say.
+    /// Default TTL and idle timeout (when the request sets none).
     pub lifetime: Lifetime,
-    /// Sessions that may be alive at once, whoever owns them.
+    /// Live sessions of all owners together.
     pub sessions_max: usize,
-    /// Sessions of one owner that may be alive at once. More than `sessions_max` means nothing.
+    /// Live sessions per owner. A value above `sessions_max` has no effect.
     pub sessions_per_owner_max: usize,
-    /// Sessions of one tenant that may be alive at once, whoever owns them. More than
-    /// `sessions_max` means nothing.
+    /// Live sessions per tenant, of all owners together. A value above
+    /// `sessions_max` has no effect.
     pub sessions_per_tenant_max: usize,
-    /// What no session may ask beyond.
+    /// Upper bound of the limits that a request may ask for.
     pub limits_max: Limits,
     /// Whether sandboxes are made from the template `host`. Without it they cannot be made at all
     /// until there is another, and no pool is filled.
     pub host_template: bool,
-    /// How many sandboxes wait for a session, for each template and runtime.
+    /// Size of the warm pool, per template and runtime.
     pub pool: PoolSize,
-    /// Sandboxes that are made at once; further ones wait their turn.
+    /// Concurrent sandbox launches; further ones queue.
     pub launches_max: usize,
-    /// Commands that may run at once in one session.
+    /// Concurrent foreground runs per session.
     pub runs_per_session_max: usize,
-    /// Background runs that may be under way at once in one session; those that are over do not count.
+    /// Concurrent background runs per session; ended ones do not count.
     pub background_runs_per_session_max: usize,
-    /// Terminals that may be open at once, whoever owns them.
+    /// Open terminals of all owners together.
     pub terminals_max: usize,
-    /// Of a run that does not say.
+    /// Default timeout of a foreground run (when the request sets none).
     pub run_timeout: Duration,
-    /// What a session may reach that does not say.
+    /// Default egress policy (when the request sets none).
     pub egress_default: EgressPolicy,
-    /// What no session may reach.
+    /// Egress deny list: what no session may reach, whatever it asks for.
     pub denied: Denied,
-    /// Makes the only way out of a sandbox; without it, nothing leaves one.
+    /// Egress proxy, the only way out of a sandbox; without it, sandboxes have no network.
     pub gates: Option<Arc<Egress>>,
+    /// Where layers of images are unpacked; without it there is no template but `host`.
+    pub layers: Option<Arc<dyn LayerStore>>,
+    /// Which registries images are fetched from.
+    pub registries: RegistryPolicy,
+    /// What the layers of all templates may take on disk.
+    pub templates_bytes_max: u64,
+    /// Snapshots of one owner.
+    pub snapshots_per_owner_max: usize,
+    /// Bytes on disk of the snapshots of one owner, chunks that they share counted once.
+    pub snapshot_bytes_per_owner_max: u64,
+    /// Bytes on disk of the snapshots of one tenant, each counted as if it shared nothing.
+    pub snapshot_bytes_per_tenant_max: u64,
     /// Whether `sandbox.v1` clients, some of which can ask for nothing but gVisor, get another
-    /// runtime where that does not work. Weaker isolation than was asked for, so an operator says so.
+    /// runtime where that does not work. Isolation is weaker than requested, so it is off by default.
     pub gvisor_fallback: bool,
-    /// How long the record of an ended session is kept.
+    /// Retention time of the records of ended sessions.
     pub ended_kept: Duration,
-    /// How many records of ended sessions are kept, however young.
+    /// Retention by count: records of ended sessions, the newest are kept.
     pub ended_max: usize,
-    /// What the transcripts of ended sessions may hold together.
+    /// Retention by size: bytes of all transcripts of ended sessions together.
     pub ended_bytes_max: u64,
 }
 
@@ -63,7 +77,7 @@ impl Default for Config {
             lifetime: Lifetime::default(),
             // A machine with 64 GiB holds this many at the default memory limit.
             sessions_max: 128,
-            // Whoever shares a server with nobody needs no share.
+            // No per-owner or per-tenant quota on a server with one user.
             sessions_per_owner_max: usize::MAX,
             sessions_per_tenant_max: usize::MAX,
             limits_max: Limits {
@@ -73,26 +87,35 @@ impl Default for Config {
                 disk_bytes: u64::MAX,
             },
             host_template: true,
-            // Who wants sandboxes that nobody asked for says so.
+            // Warm pools are opt-in.
             pool: PoolSize::OFF,
             // Making one is work for the CPU: more at once make all of them slow, and the machine.
             launches_max: 2 * std::thread::available_parallelism().map_or(1, usize::from),
             // With the file calls well under the guest's 512 connections.
             runs_per_session_max: 128,
-            // K8E's, where finished ones counted too.
+            // The limit of the Go K8E, where finished runs counted too.
             background_runs_per_session_max: 5,
-            // K8E's. One that is open costs the server a few hundred bytes.
+            // The limit of the Go K8E. An open terminal costs the server a few hundred bytes.
             terminals_max: 10_000,
             run_timeout: RUN_TIMEOUT_DEFAULT,
-            // Who wants sandboxes to reach anybody says whom.
+            // Egress is opt-in.
             egress_default: EgressPolicy::None,
             denied: Denied::default(),
             gates: None,
+            layers: None,
+            registries: RegistryPolicy::default(),
+            // Some fifty images of the usual size.
+            templates_bytes_max: 64 * 1024 * 1024 * 1024,
+            // Each is a row; their bytes have a limit of their own.
+            snapshots_per_owner_max: 1000,
+            // Some twenty full workspaces of the default size.
+            snapshot_bytes_per_owner_max: 32 * 1024 * 1024 * 1024,
+            snapshot_bytes_per_tenant_max: u64::MAX,
             gvisor_fallback: false,
             ended_kept: Duration::from_secs(24 * 3600),
             // With a thousand events each, well under a gigabyte of database.
             ended_max: 1000,
-            // 64 that wrote all that is kept of one.
+            // 64 transcripts of maximum size.
             ended_bytes_max: 1024 * 1024 * 1024,
         }
     }

@@ -1,21 +1,22 @@
-//! What the engine tells its callers when it cannot do what they ask.
+//! Errors of the session service: message for users and status code.
 
 use k8e_driver::DriverError;
 use k8e_egress::EgressError;
 use k8e_model::{
-    ApprovalId, Code, RunId, RuntimeKind, SecretName, SessionId, SnapshotName, TenantId, TerminalId,
+    ApprovalId, Code, Digest, RunId, RuntimeKind, SecretName, SessionId, SnapshotName, Template,
+    TemplateName, TenantId, TerminalId,
 };
 use k8e_store::StoreError;
 use std::time::Duration;
 
-/// Why the engine could not do what it was asked. `Display` is the message for users.
+/// Error of an operation. `Display` is the message for users, [`Error::code`] its status code.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No such session, or it is another principal's: the two must not be told apart.
     #[error("session {0} not found")]
     SessionNotFound(SessionId),
-    /// It was, and its record still says why it is not.
+    /// The session has ended; its record, kept for the retention time, has the reason.
     #[error("session {id} not found: it ended ({reason}); make a new one")]
     SessionOver {
         /// Which session.
@@ -26,6 +27,15 @@ pub enum Error {
     /// No such run, or it is another principal's: the two must not be told apart.
     #[error("run {0} not found")]
     RunNotFound(RunId),
+    /// No such kept command, or it has ended.
+    #[error("no running command {0} in this session")]
+    CommandNotFound(String),
+    /// Too many readers of one command.
+    #[error("{max} clients read this command already: disconnect one")]
+    CommandReadersFull {
+        /// The limit.
+        max: usize,
+    },
     /// No such terminal, or it is another principal's: the two must not be told apart.
     #[error("terminal {0} not found")]
     TerminalNotFound(TerminalId),
@@ -59,7 +69,7 @@ pub enum Error {
         "tenant {tenant} has {max} sessions alive, which is all that this server gives one tenant: destroy one, or have --max-sessions-per-tenant raised"
     )]
     TenantFull {
-        /// Which.
+        /// The tenant at its limit.
         tenant: TenantId,
         /// How many may be.
         max: usize,
@@ -69,9 +79,9 @@ pub enum Error {
         "your API key may not use tenant {tenant}, only {allowed}: name one of those, or none for the first; or ask for a key that may (`k8e apikey create NAME --tenant {tenant}` on the server)"
     )]
     TenantDenied {
-        /// Which was asked for.
+        /// The tenant that the request names.
         tenant: TenantId,
-        /// Those that the caller may use.
+        /// Tenants that the caller may use, for people.
         allowed: String,
     },
     /// The server does not show this machine's programs to sandboxes.
@@ -79,17 +89,63 @@ pub enum Error {
         "this server (--hardened) makes no sandboxes from the template `host`, which shows them all that this machine has in /usr and /opt: ask for another template, or have the server started with --allow-host-template"
     )]
     HostTemplateOff,
+    /// No such template.
+    #[error(
+        "template {0} is not known here: `k8e template list` shows what is, `k8e template create` makes one"
+    )]
+    TemplateNotFound(Template),
+    /// Sessions stand on it.
+    #[error(
+        "template {name} is used by {sessions} sessions: destroy them first, or wait for their end"
+    )]
+    TemplateInUse {
+        /// Which.
+        name: TemplateName,
+        /// How many.
+        sessions: usize,
+    },
+    /// There are as many as there may be.
+    #[error("this server has {max} templates, which is all it keeps: delete one first")]
+    TemplatesFull {
+        /// How many may be.
+        max: usize,
+    },
+    /// The disk space for templates is used up.
+    #[error(
+        "the templates of this server take all of the {max} bytes that they may: delete one first, or have the server started with a larger --templates-disk"
+    )]
+    TemplatesDiskFull {
+        /// How many bytes may be.
+        max: u64,
+    },
+    /// Nothing here unpacks layers.
+    #[error("this server has no place for images: there is no template but `host`")]
+    NoImages,
+    /// The image cannot be fetched or read.
+    #[error("{0}")]
+    Image(#[from] k8e_image::ImageError),
+    /// A layer cannot be unpacked.
+    #[error("layer {diff_id}: {}", chain(.source))]
+    Layer {
+        /// Which.
+        diff_id: Digest,
+        /// Why.
+        source: k8e_driver::DriverError,
+    },
+    /// It took too long.
+    #[error("the template was not made within {0:?}: the registry or the connection is too slow")]
+    TemplateTimeout(Duration),
     /// Too many sandboxes are to be made.
     #[error(
         "so many sandboxes are being made that yours was not begun for {0:?}: try again in a moment"
     )]
     LaunchesFull(Duration),
-    /// A session runs as much as it may.
+    /// A per-session concurrency limit is reached.
     #[error("session {id} has {max} {what} under way, which is all it takes: wait for one to end")]
     SessionBusy {
         /// Which session.
         id: SessionId,
-        /// What it has too many of.
+        /// What it has too many of, in the plural.
         what: &'static str,
         /// How many may be.
         max: usize,
@@ -97,39 +153,39 @@ pub enum Error {
     /// The session is not ready yet.
     #[error("session {0} is still being made: try again in a moment")]
     SessionNotReady(SessionId),
-    /// Nothing in the session runs.
+    /// The session is paused and takes no calls.
     #[error("session {0} is paused: resume it first")]
     SessionPaused(SessionId),
-    /// Only what is active can be paused.
+    /// Pause of a session that is not active.
     #[error("session {id} is not active (phase={phase}): only an active session can be paused")]
     NotActive {
         /// Which session.
         id: SessionId,
-        /// What it is.
+        /// Its current phase.
         phase: &'static str,
     },
-    /// Only what is paused can be resumed.
+    /// Resume of a session that is not paused.
     #[error("session {id} is not paused (phase={phase}): there is nothing to resume")]
     NotPaused {
         /// Which session.
         id: SessionId,
-        /// What it is.
+        /// Its current phase.
         phase: &'static str,
     },
-    /// It could not be paused, and goes on.
+    /// Freezing the sandbox failed; the session stays active.
     #[error("the sandbox could not be paused and goes on: {}", chain(.0))]
     Freeze(#[source] DriverError),
-    /// It could not be resumed, and stays paused.
+    /// Thawing the sandbox failed; the session stays paused.
     #[error("the sandbox could not be resumed and stays paused, try again or destroy it: {}", chain(.0))]
     Thaw(#[source] DriverError),
-    /// What is wanted is not a sub-agent's to have.
+    /// The operation is on something that a sub-agent shares with its parent.
     #[error(
         "session {id} is a sub-agent of {parent} and shares its {what}: do this to {parent} instead"
     )]
     SharedWithParent {
         /// Which session.
         id: SessionId,
-        /// Whose sub-agent it is.
+        /// Its parent session.
         parent: SessionId,
         /// What it shares.
         what: &'static str,
@@ -142,44 +198,44 @@ pub enum Error {
     SessionEnded {
         /// Which session.
         id: SessionId,
-        /// Why.
+        /// Why it ended.
         reason: String,
     },
-    /// No runtime here can do it.
+    /// The requested runtime is not available, or none is.
     #[error("{0}")]
     Runtime(String),
     /// The interpreter of a language is missing.
     #[error("{program} is not in the sandbox's template: {hint}")]
     NoInterpreter {
-        /// What is missing.
+        /// The interpreter's program name.
         program: &'static str,
-        /// What to do.
+        /// How to get it, for people.
         hint: &'static str,
     },
     /// The program to run is missing.
     #[error("program {program:?} not found in the sandbox: {}", no_program_hint(.program))]
     NoProgram {
-        /// As it was asked for.
+        /// The program's name, as requested.
         program: String,
     },
-    /// The request can never work as it is.
+    /// Invalid argument: the request can never succeed as it is.
     #[error("{0}")]
     Invalid(String),
     /// A command that is over, or was started without input, takes none.
     #[error("the command takes no more input: {0}")]
     InputClosed(&'static str),
-    /// The guest says that it could not do it, and why.
+    /// Error reply of the guest.
     #[error("{message}")]
     Guest {
-        /// What it means to a caller.
+        /// Status code for the caller.
         code: Code,
-        /// Cleaned: what the guest says is not trusted.
+        /// Sanitized: the guest is not trusted.
         message: String,
     },
-    /// The guest takes no more calls just now.
+    /// Backpressure: the guest's connection queue is full.
     #[error("the sandbox of session {0} takes no more calls just now: try again in a moment")]
     GuestBusy(SessionId),
-    /// Nobody listens where the guest should.
+    /// Connection refused: the guest does not listen any more.
     #[error("the agent in the sandbox of session {0} is gone")]
     GuestGone(SessionId),
     /// The guest broke the protocol, went silent, or hung up.
@@ -187,15 +243,15 @@ pub enum Error {
         "the sandbox's agent misbehaved: {what}; if that happens again, destroy session {id} and make a new one"
     )]
     GuestMisbehaved {
-        /// Whose guest.
+        /// Session of the guest.
         id: SessionId,
-        /// In words.
+        /// The protocol violation, for people.
         what: String,
     },
     /// Making a sandbox failed, and nothing of it is left.
     #[error("the sandbox could not be made: {}", chain(.0))]
     Launch(#[source] DriverError),
-    /// The way out of a sandbox could not be guarded, so it has none.
+    /// The egress proxy could not be attached; the sandbox has no network.
     #[error("the sandbox was made but its network could not be guarded: {}", chain(.0))]
     Network(#[source] EgressError),
     /// A new sandbox's guest did not answer.
@@ -212,13 +268,13 @@ pub enum Error {
         "{0} only on the server itself: as root, or as a member of the socket's group, on its socket"
     )]
     NotAdministrator(&'static str),
-    /// The key is none of ours, or not any more.
+    /// API key unknown, deleted or expired: the three must not be told apart.
     #[error("invalid API key: it is unknown, deleted or expired; ask for a new one")]
     KeyInvalid,
-    /// The certificate was taken back, or the key that it was given for.
+    /// The certificate, or the key that it was issued for, was revoked.
     #[error("client certificate has been revoked: ask for a new API key and log in with it")]
     CertificateRevoked,
-    /// The certificate's time is over.
+    /// The certificate has expired.
     #[error("client certificate has expired: log in again")]
     CertificateExpired,
     /// There is no such key.
@@ -244,54 +300,76 @@ pub enum Error {
         "secret {secret} for variable {env_var} not found: set it with `k8e secret set {secret}`, as the session's owner"
     )]
     SecretMissing {
-        /// Which.
+        /// Name of the secret.
         secret: SecretName,
-        /// For which variable.
+        /// Environment variable that the secret is for.
         env_var: String,
     },
     /// No such approval, or it is another principal's: the two must not be told apart.
     #[error("approval {0} not found")]
     ApprovalNotFound(ApprovalId),
-    /// Nobody decided in time. K8E's words.
+    /// The approval's deadline passed without a decision. The text is that of the Go K8E.
     #[error("approval timed out after {}", crate::approvals::in_words(*.0))]
     ApprovalTimedOut(Duration),
-    /// It is decided once.
+    /// The approval is decided already, and a decision is final.
     #[error(
         "approval {id} was {decision} by {by} already: a decision is not changed, have it asked again"
     )]
     ApprovalDecided {
-        /// Which.
+        /// The approval.
         id: ApprovalId,
-        /// In a word.
+        /// `approved` or `rejected`.
         decision: &'static str,
-        /// Whose it was.
+        /// Principal that decided.
         by: String,
     },
-    /// Nobody can decide it any more.
-    #[error(
-        "approval {0} expired before anybody decided, or its session ended: have it asked again"
-    )]
+    /// The approval expired, or its session ended.
+    #[error("approval {0} expired without a decision, or its session ended: have it asked again")]
     ApprovalExpired(ApprovalId),
-    /// Who asked does not answer.
+    /// Separation of duties: the requester cannot decide its own approval.
     #[error(
         "approval {id} cannot be decided by who asked for it ({why}): use another key, or root on the server's own socket"
     )]
     SelfApproval {
-        /// Which.
+        /// The approval.
         id: ApprovalId,
-        /// What tells that it is the same.
+        /// What requester and decider have in common.
         why: &'static str,
     },
     /// There is no such snapshot of the caller's.
     #[error("snapshot {0} not found")]
     SnapshotNotFound(SnapshotName),
+    /// The name is taken.
+    #[error("snapshot {0} exists already: choose another name, delete it, or save with --replace")]
+    SnapshotExists(SnapshotName),
+    /// The name is in the registry of `sandbox.v1` clients, or the other way round.
+    #[error("the name {0} stands for a snapshot of another kind: choose another")]
+    SnapshotNameTaken(SnapshotName),
+    /// The snapshots of a tenant take as much as they may.
+    #[error(
+        "the snapshots of tenant {tenant} take {bytes} MiB of the {max} MiB that they may: delete some, or restart the server with a higher --snapshot-disk-per-tenant"
+    )]
+    TenantSnapshotsFull {
+        /// The tenant.
+        tenant: TenantId,
+        /// What they take, in MiB.
+        bytes: u64,
+        /// What they may, in MiB.
+        max: u64,
+    },
+    /// Saving, restoring or transferring took too long.
+    #[error("the snapshot was not done within {0:?}")]
+    SnapshotTimeout(Duration),
+    /// The chunk store failed, or what was to be stored is not valid.
+    #[error(transparent)]
+    Snapshot(#[from] k8e_snapshot::SnapshotError),
     /// An owner has as many snapshots as one may.
     #[error("you have {max} snapshots, which is all that this server gives one owner: delete one")]
     SnapshotsFull {
         /// How many may be.
         max: usize,
     },
-    /// Services cannot be visited.
+    /// The server has no listener for exposed services.
     #[error(
         "services cannot be exposed: this server has no listener for their visitors; restart it with an address that is free, as in `k8e server --expose-listen 127.0.0.1:50052`"
     )]
@@ -303,14 +381,14 @@ pub enum Error {
         instead(.others)
     )]
     RuntimeBroken {
-        /// Which.
+        /// The runtime.
         kind: RuntimeKind,
-        /// Why, and what to do.
+        /// Result of its last probe.
         reason: String,
-        /// Those that work, for people; may be empty.
+        /// Usable runtimes, for people; may be empty.
         others: String,
     },
-    /// The server stops.
+    /// The server is shutting down.
     #[error("the server is stopping: try again when it is back")]
     Stopping,
 }
@@ -318,27 +396,34 @@ pub enum Error {
 // === impl Error ===
 
 impl Error {
-    /// What it means to a caller.
+    /// Status code for callers, as gRPC and HTTP render it.
     pub fn code(&self) -> Code {
         match self {
             Self::SessionNotFound(_)
             | Self::SessionOver { .. }
             | Self::RunNotFound(_)
             | Self::TerminalNotFound(_)
+            | Self::CommandNotFound(_)
             | Self::KeyNotFound(_)
             | Self::SecretNotFound(_)
             | Self::ApprovalNotFound(_)
-            | Self::SnapshotNotFound(_) => Code::NotFound,
+            | Self::SnapshotNotFound(_)
+            | Self::TemplateNotFound(_) => Code::NotFound,
             Self::NotAdministrator(_)
             | Self::CertificateRevoked
             | Self::SelfApproval { .. }
             | Self::TenantDenied { .. }
             | Self::HostTemplateOff
             | Self::TooDeep(_) => Code::Denied,
-            Self::ApprovalTimedOut(_) => Code::Timeout,
+            Self::ApprovalTimedOut(_) | Self::TemplateTimeout(_) | Self::SnapshotTimeout(_) => {
+                Code::Timeout
+            }
             Self::ApprovalDecided { .. } | Self::ApprovalExpired(_) => Code::Precondition,
             Self::KeyInvalid | Self::CertificateExpired => Code::Unauthenticated,
-            Self::SessionExists(_) => Code::Exists,
+            Self::SessionExists(_) | Self::SnapshotExists(_) | Self::SnapshotNameTaken(_) => {
+                Code::Exists
+            }
+            Self::Snapshot(cause) => snapshot_code(cause),
             Self::SessionsFull { .. }
             | Self::OwnerFull { .. }
             | Self::TenantFull { .. }
@@ -346,8 +431,12 @@ impl Error {
             | Self::KeysFull { .. }
             | Self::SecretsFull { .. }
             | Self::SnapshotsFull { .. }
+            | Self::TenantSnapshotsFull { .. }
+            | Self::TemplatesFull { .. }
+            | Self::TemplatesDiskFull { .. }
             | Self::SessionBusy { .. }
             | Self::TerminalsFull { .. }
+            | Self::CommandReadersFull { .. }
             | Self::GuestBusy(_) => Code::Exhausted,
             Self::SessionNotReady(_)
             | Self::SessionPaused(_)
@@ -356,8 +445,11 @@ impl Error {
             | Self::SharedWithParent { .. }
             | Self::InputClosed(_)
             | Self::SecretMissing { .. }
+            | Self::TemplateInUse { .. }
             | Self::NoExposeDoor => Code::Precondition,
-            Self::Runtime(_) | Self::NoInterpreter { .. } => Code::Unsupported,
+            Self::Runtime(_) | Self::NoInterpreter { .. } | Self::NoImages => Code::Unsupported,
+            Self::Image(cause) => cause.code(),
+            Self::Layer { source, .. } => source.code(),
             Self::NoProgram { .. } | Self::Invalid(_) => Code::Invalid,
             Self::Guest { code, .. } => *code,
             Self::SessionEnded { .. }
@@ -373,7 +465,18 @@ impl Error {
     }
 }
 
-/// What else a caller can ask for.
+fn snapshot_code(error: &k8e_snapshot::SnapshotError) -> Code {
+    use k8e_snapshot::SnapshotError as E;
+    match error {
+        E::Full(_) | E::Quota(_) => Code::Exhausted,
+        E::Invalid(_) => Code::Invalid,
+        E::Source(_) => Code::Unavailable,
+        // Also those that are added later.
+        E::Io { .. } | E::Damaged(_) | _ => Code::Internal,
+    }
+}
+
+/// Hint with the usable runtimes; empty when there are none.
 fn instead(others: &str) -> String {
     match others {
         "" => String::new(),
@@ -381,7 +484,7 @@ fn instead(others: &str) -> String {
     }
 }
 
-/// A whole command line given as one argument is the usual reason.
+/// Hint for a missing program: a whole command line given as one argument is the usual cause.
 fn no_program_hint(program: &str) -> &'static str {
     if program.contains(' ') {
         "it is one argument with spaces in it; give the program and each argument as a word of its own \
@@ -391,7 +494,7 @@ fn no_program_hint(program: &str) -> &'static str {
     }
 }
 
-/// An error and what caused it, as one line. Bounded: no chain of ours is deeper.
+/// An error and its chain of sources, as one line; at most `DEPTH_MAX` sources.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     const DEPTH_MAX: usize = 8;
     let mut text = error.to_string();

@@ -1,8 +1,8 @@
-//! Services that have a URL: who may have one, what their visitors must know, and the way to them.
+//! Exposed services: URLs, bearer tokens and connections to ports of a sandbox.
 //!
-//! A service is found by session and port and opened by its token alone, for its visitors are nobody
-//! that the server knows. What is exposed is also in the store, written before its owner is told,
-//! so that a URL outlives the server; it never outlives its session.
+//! A service is looked up by session and port and authorized by its token alone, as its visitors have
+//! no credentials of the server. Exposures are stored before their URL is returned, so that a URL
+//! survives a restart of the server; it never outlives its session.
 
 mod connection;
 
@@ -20,18 +20,18 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::watch;
 
-/// Of one session: more than a person looks at, and few enough to list.
+/// Exposed services per session: few enough to list.
 const PER_SESSION_MAX: usize = 32;
 
-/// What a URL's path begins with, as K8E's.
+/// Prefix of a URL's path, the same as in the Go K8E.
 pub const EXPOSE_PATH: &str = "/k8e/expose";
 
-/// What URLs of exposed services begin with.
+/// Base of the URLs of exposed services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExposeBase {
-    /// All below one, each with a path of its own: `https://preview.example.com`.
+    /// Path-based: one origin, a path per service: `https://preview.example.com`.
     Path(String),
-    /// Each with a host name, and so an origin, of its own, directly below a domain.
+    /// Host-based: a host name, and so an origin, per service, directly below a domain.
     Host {
         /// `http` or `https`.
         scheme: &'static str,
@@ -40,34 +40,36 @@ pub enum ExposeBase {
     },
 }
 
-/// A service that has a URL, as its owner sees it.
+/// An exposed service, as its owner sees it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ExposedService {
-    /// What it is.
+    /// Its record.
     pub exposure: Exposure,
-    /// With its token.
+    /// URL with its token.
     pub url: String,
 }
 
-/// A service that somebody may use who knows its token.
+/// Authorized access to an exposed service, which a valid token gave.
 #[derive(Clone)]
 pub struct OpenPort {
     live: Arc<Live>,
     port: Port,
     host: ServiceHost,
-    /// True when it is no longer exposed.
+    /// True when it is no longer exposed: its connections are closed.
     cut: watch::Receiver<bool>,
     recorder: Recorder,
 }
 
-/// All that have a URL.
+/// Registry of exposed services.
 #[derive(Default)]
 pub(crate) struct Exposures {
-    /// Where the door to them is, for those who are not there yet; none without a door.
+    /// Base of their URLs; unset without a listener for exposed services.
     base: OnceLock<ExposeBase>,
     map: Mutex<HashMap<(SessionId, Port), Entry>>,
-    /// Held while what is in the store and in the map changes.
+    /// Serializes changes of store and map.
     turn: tokio::sync::Mutex<()>,
+    /// Stays false: of ports that are not exposed, and so cannot stop to be.
+    never_cut: watch::Sender<bool>,
 }
 
 struct Entry {
@@ -79,12 +81,12 @@ struct Entry {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Says where the door to exposed services is. Once.
+    /// Sets the base of the URLs of exposed services. Later calls have no effect.
     pub fn serve_exposed_at(&self, base: ExposeBase) {
         let _ = self.shared.exposures.base.set(base);
     }
 
-    /// Gives a service a URL, or tells the one it has; where it listens may change.
+    /// Exposes a service, or returns the URL it has; its host may change.
     pub async fn expose(
         &self,
         who: &Principal,
@@ -97,13 +99,13 @@ impl Sessions {
             let live = self.live(who, session).await?;
             self.shared.exposures.base()?.check(session, port)?;
             let shared = Arc::clone(&self.shared);
-            self.in_the_background(async move { shared.expose(live, port, host).await })
+            self.in_own_task(async move { shared.expose(live, port, host).await })
                 .await
         };
         audit.end(exposed.await)
     }
 
-    /// Takes a service's URL back and cuts the connections to it. False when it had none.
+    /// Revokes a service's URL and closes its connections. False when it was not exposed.
     pub async fn unexpose(
         &self,
         who: &Principal,
@@ -114,13 +116,13 @@ impl Sessions {
         let unexposed = async {
             let live = self.live(who, session).await?;
             let shared = Arc::clone(&self.shared);
-            self.in_the_background(async move { shared.unexpose(&live, port).await })
+            self.in_own_task(async move { shared.unexpose(&live, port).await })
                 .await
         };
         audit.end(unexposed.await)
     }
 
-    /// The services of a session that have a URL, by port.
+    /// The exposed services of a session, by port.
     pub async fn exposed(
         &self,
         who: &Principal,
@@ -137,8 +139,8 @@ impl Sessions {
             .collect())
     }
 
-    /// The service that one of these tokens opens. That there is none, that it has no URL and that
-    /// no token is right are the same answer in the same time.
+    /// The service that one of these tokens authorizes. No such session, not exposed, and no valid
+    /// token give the same result in the same time.
     pub fn open_port(
         &self,
         session: &SessionId,
@@ -161,8 +163,27 @@ impl Sessions {
         })
     }
 
-    /// Goes on when its caller goes away: what is half written down would come back after a restart.
-    async fn in_the_background<T: Send + 'static>(
+    /// A port of one's own session, exposed or not: for a client that was authenticated in another way than by a
+    /// service's token.
+    pub async fn own_port(
+        &self,
+        who: &Principal,
+        session: &SessionId,
+        port: Port,
+    ) -> Result<OpenPort, Error> {
+        let live = self.live(who, session).await?;
+        Ok(OpenPort {
+            live,
+            port,
+            host: ServiceHost::default(),
+            cut: self.shared.exposures.never_cut.subscribe(),
+            recorder: self.shared.recorder.clone(),
+        })
+    }
+
+    /// Runs a change in its own task, to the end also when the caller disconnects: a half-stored exposure would
+    /// come back after a restart.
+    async fn in_own_task<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
@@ -180,7 +201,7 @@ impl Sessions {
 // === impl Shared ===
 
 impl Shared {
-    /// Finds the services again whose sessions live on.
+    /// Crash recovery: restores the exposures of adopted sessions.
     pub(crate) async fn restore_exposures(&self) -> Result<(), Error> {
         for exposure in self.store.exposures().await? {
             match self.find_any(&exposure.session) {
@@ -194,7 +215,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What a session that is over exposed is not there any more.
+    /// Removes the exposures of an ended session.
     pub(crate) async fn forget_exposures(&self, live: &Arc<Live>) {
         let _turn = self.exposures.turn.lock().await;
         self.exposures
@@ -202,7 +223,7 @@ impl Shared {
             .retain(|_, entry| !Arc::ptr_eq(&entry.live, live));
         let session = &live.record.id;
         if let Err(error) = self.store.remove_exposures(session, None).await {
-            tracing::warn!(%session, %error, "exposed services stay written down until the next start");
+            tracing::warn!(%session, %error, "exposures cannot be removed from the store until the next start");
         }
     }
 
@@ -213,7 +234,7 @@ impl Shared {
         host: ServiceHost,
     ) -> Result<ExposedService, Error> {
         let _turn = self.exposures.turn.lock().await;
-        // Not before our turn: who ends a session takes one too, to forget what it exposed.
+        // Checked under the lock: the end of a session takes it too, to remove its exposures.
         live.check_active()?;
         let own = self.exposures.of(&live);
         let known = own.iter().find(|exposure| exposure.port == port);
@@ -254,7 +275,7 @@ impl Shared {
             return Ok(false);
         }
         let session = &live.record.id;
-        // First: what only memory forgot would be back after a restart.
+        // Store before memory: an exposure removed only from memory would be back after a restart.
         self.store.remove_exposures(session, Some(port)).await?;
         self.exposures.map().remove(&(session.clone(), port));
         let detail = json!({ "port": port.get() });
@@ -271,7 +292,7 @@ impl Exposures {
         self.base.get().ok_or(Error::NoExposeDoor)
     }
 
-    /// One that changed keeps its connections.
+    /// Adds or updates an exposure; an update keeps its connections.
     fn add(&self, live: &Arc<Live>, exposure: Exposure) {
         let key = (exposure.session.clone(), exposure.port);
         let mut map = self.map();
@@ -308,7 +329,7 @@ impl Entry {
 // === impl ExposeBase ===
 
 impl ExposeBase {
-    /// Whether a service can have a URL here.
+    /// Checks that a service can have a URL with this base.
     fn check(&self, session: &SessionId, port: Port) -> Result<(), Error> {
         match self {
             Self::Path(_) => Ok(()),
@@ -319,7 +340,7 @@ impl ExposeBase {
         }
     }
 
-    /// Without a slash at its end. None for one that was exposed when services had no host names, and cannot have one.
+    /// URL without a trailing slash. None for a service exposed under a path base that has no valid host name.
     fn url(&self, session: &SessionId, port: Port) -> Option<String> {
         match self {
             Self::Path(base) => Some(format!("{base}{EXPOSE_PATH}/{session}/{port}")),
@@ -337,7 +358,7 @@ impl ExposedService {
     fn new(exposure: Exposure, base: Option<&ExposeBase>) -> Self {
         let Exposure { session, port, .. } = &exposure;
         let token = exposure.token.reveal();
-        // Without a door there is nothing to begin with; it may have one again after a restart.
+        // Without a listener there is no base; there may be one again after a restart.
         let place = match base {
             Some(base) => base.url(session, *port),
             None => Some(format!("{EXPOSE_PATH}/{session}/{port}")),

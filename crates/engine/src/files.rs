@@ -1,4 +1,4 @@
-//! Files of a session's workspace: read, write, list, stat, make, move, remove. Streamed, byte-exact.
+//! File calls on a session's workspace: read, write, list, stat, mkdir, move, remove. Streamed, byte-exact.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "any other reply is out of turn, also one that does not exist yet"
@@ -8,40 +8,53 @@ mod stream;
 
 pub use stream::{FileLister, FileReader, FileWriter};
 
-use crate::guest::{FILES_LISTED_MAX, LISTING_TIMEOUT, checked_info, workspace};
+use crate::guest::{FILES_LISTED_MAX, LISTING_TIMEOUT, checked_info};
 use crate::{Error, Sessions};
 use bytes::Bytes;
 use k8e_model::{GuestPath, Principal, SessionId, WORKSPACE};
 use k8e_wire::proto::{self, reply, request};
 
-/// Which part of a file to read.
+/// Byte range of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileRange {
-    /// From here.
+    /// First byte.
     pub offset: u64,
-    /// This many bytes; 0 is to the end.
+    /// Number of bytes; 0 is to the end.
     pub length: u64,
 }
 
 /// How to write a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteOptions {
-    /// At the end of what is there, instead of in its place.
+    /// Append to an existing file instead of replacing it.
     pub append: bool,
     /// Permission bits; 0 keeps those of an existing file, or is 0644.
     pub mode: u32,
+    /// Owner of the file and of directories that are made for it; none is root, or the owner of an existing file.
+    pub owner: Option<FileOwner>,
 }
 
-/// What to list.
+/// Owner of what a file call makes: the users that every sandbox has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileOwner {
+    /// `root`.
+    Root,
+    /// `user`, which is not privileged.
+    User,
+}
+
+/// Options of a directory listing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListOptions {
-    /// Everything below, not only the directory's own entries.
+    /// Recursive, instead of only the directory's own entries.
     pub recursive: bool,
     /// Only entries modified at or after this time; 0 is all.
     pub since_unix_s: i64,
+    /// Levels of a recursive listing: 1 is the directory's own entries; 0 is all.
+    pub depth: u32,
 }
 
-/// What a name in a directory is.
+/// File type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
@@ -54,31 +67,31 @@ pub enum FileKind {
     Other,
 }
 
-/// One file, as its guest describes it; sizes and names are checked, truth is not.
+/// Metadata of a file, as its guest reports it: validated, but not trustworthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInfo {
-    /// Absolute, below the workspace.
+    /// Absolute, below the root of the path that was asked for.
     pub path: Bytes,
-    /// What it is.
+    /// File type.
     pub kind: FileKind,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Permission bits.
     pub mode: u32,
-    /// Its owner inside.
+    /// User id inside the sandbox.
     pub uid: u32,
-    /// Its group inside.
+    /// Group id inside the sandbox.
     pub gid: u32,
-    /// Last change of its content.
+    /// Modification time.
     pub mtime_unix_ns: i64,
-    /// Of a symbolic link; else empty.
+    /// Target of a symbolic link; else empty.
     pub symlink_target: Bytes,
 }
 
 // === impl FileKind ===
 
 impl FileKind {
-    /// As it is written in answers.
+    /// Name in replies.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::File => "file",
@@ -101,7 +114,7 @@ impl Sessions {
         range: FileRange,
     ) -> Result<FileReader, Error> {
         let request = proto::ReadFile {
-            root: workspace(),
+            root: root(path),
             path: raw(path),
             offset: range.offset,
             length: range.length,
@@ -116,7 +129,7 @@ impl Sessions {
             .await?;
         match call.reply().await? {
             reply::Reply::File(info) => {
-                let info = checked_info(info).map_err(|what| call.misbehaved(what))?;
+                let info = checked_info(info, path.root()).map_err(|what| call.misbehaved(what))?;
                 Ok(FileReader {
                     info,
                     call,
@@ -129,7 +142,7 @@ impl Sessions {
         }
     }
 
-    /// Starts writing a file. It appears whole when finished, or not at all.
+    /// Starts an atomic write of a file: it appears whole when finished, or not at all.
     pub async fn write_file(
         &self,
         who: &Principal,
@@ -138,10 +151,11 @@ impl Sessions {
         options: WriteOptions,
     ) -> Result<FileWriter, Error> {
         let request = proto::WriteFile {
-            root: Bytes::from_static(path.root().as_bytes()),
+            root: root(path),
             path: raw(path),
             append: options.append,
             mode: options.mode & 0o7777,
+            user: name_of(options.owner),
         };
         let audit = self.audited(who, "file.write", &object(id, path));
         let call = request::Call::WriteFile(request);
@@ -164,11 +178,12 @@ impl Sessions {
         options: ListOptions,
     ) -> Result<FileLister, Error> {
         let request = proto::ListFiles {
-            root: workspace(),
+            root: root(path),
             path: raw(path),
             recursive: options.recursive,
             since_unix_s: options.since_unix_s,
             entries_max: FILES_LISTED_MAX,
+            depth: options.depth,
         };
         let call = self
             .call(
@@ -180,6 +195,7 @@ impl Sessions {
             .await?;
         Ok(FileLister {
             call,
+            root: path.root(),
             listed: 0,
             empties: 0,
             time_left: LISTING_TIMEOUT,
@@ -195,16 +211,38 @@ impl Sessions {
         id: &SessionId,
         path: &GuestPath,
     ) -> Result<FileInfo, Error> {
+        self.stat_call(who, id, path, false).await
+    }
+
+    /// Describes what a path leads to, through symbolic links.
+    pub async fn stat_target(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        path: &GuestPath,
+    ) -> Result<FileInfo, Error> {
+        self.stat_call(who, id, path, true).await
+    }
+
+    async fn stat_call(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        path: &GuestPath,
+        follow: bool,
+    ) -> Result<FileInfo, Error> {
         let request = proto::Stat {
-            root: workspace(),
+            root: root(path),
             path: raw(path),
-            follow: false,
+            follow,
         };
         let mut call = self
             .call(who, id, request::Call::Stat(request), shown("stat", path))
             .await?;
         match call.reply().await? {
-            reply::Reply::File(info) => checked_info(info).map_err(|what| call.misbehaved(what)),
+            reply::Reply::File(info) => {
+                checked_info(info, path.root()).map_err(|what| call.misbehaved(what))
+            }
             _ => Err(call.misbehaved("it answered a stat with something else")),
         }
     }
@@ -218,11 +256,24 @@ impl Sessions {
         parents: bool,
         mode: u32,
     ) -> Result<(), Error> {
+        self.make_dir_of(who, id, path, (parents, mode), None).await
+    }
+
+    /// The same with the owner of the directories that are made, `parents` included.
+    pub async fn make_dir_of(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        path: &GuestPath,
+        (parents, mode): (bool, u32),
+        owner: Option<FileOwner>,
+    ) -> Result<(), Error> {
         let request = proto::MakeDir {
-            root: workspace(),
+            root: root(path),
             path: raw(path),
             parents,
             mode: mode & 0o7777,
+            user: name_of(owner),
         };
         let audit = self.audited(who, "file.mkdir", &object(id, path));
         let call = request::Call::MakeDir(request);
@@ -240,10 +291,34 @@ impl Sessions {
         from: &GuestPath,
         to: &GuestPath,
     ) -> Result<(), Error> {
+        self.move_call(who, id, (from, to), None).await
+    }
+
+    /// The same; directories above the destination are made, for this owner.
+    pub async fn move_file_making_dirs(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        from: &GuestPath,
+        to: &GuestPath,
+        owner: FileOwner,
+    ) -> Result<(), Error> {
+        self.move_call(who, id, (from, to), Some(owner)).await
+    }
+
+    async fn move_call(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        (from, to): (&GuestPath, &GuestPath),
+        make_dirs_for: Option<FileOwner>,
+    ) -> Result<(), Error> {
         let request = proto::Move {
-            root: workspace(),
+            root: root(from),
             from: raw(from),
             to: raw(to),
+            parents: make_dirs_for.is_some(),
+            user: name_of(make_dirs_for),
         };
         let audit = self.audited(who, "file.move", &object(id, from));
         let call = request::Call::Move(request);
@@ -259,7 +334,7 @@ impl Sessions {
         recursive: bool,
     ) -> Result<(), Error> {
         let request = proto::Remove {
-            root: workspace(),
+            root: root(path),
             path: raw(path),
             recursive,
         };
@@ -283,20 +358,35 @@ impl Sessions {
     }
 }
 
+fn root(path: &GuestPath) -> Bytes {
+    Bytes::from_static(path.root().as_bytes())
+}
+
+/// As in the guest's requests.
+fn name_of(owner: Option<FileOwner>) -> String {
+    let name = match owner {
+        None => "",
+        Some(FileOwner::Root) => "root",
+        Some(FileOwner::User) => "user",
+    };
+    name.to_owned()
+}
+
 fn raw(path: &GuestPath) -> Bytes {
     Bytes::copy_from_slice(path.as_bytes())
 }
 
-/// A file, for the audit: relative to the workspace, or absolute.
+/// Object name of a file in the audit log: relative to the workspace, or absolute.
 fn object(id: &SessionId, path: &GuestPath) -> String {
     let shown = path.as_bytes().escape_ascii();
     match path.root() {
         WORKSPACE => format!("{id}:{shown}"),
+        "/" => format!("{id}:/{shown}"),
         root => format!("{id}:{root}/{shown}"),
     }
 }
 
-/// What is being done, for error messages.
+/// Operation and path, for error messages.
 fn shown(operation: &str, path: &GuestPath) -> String {
     const SHOWN_BYTES_MAX: usize = 256;
     let bytes = path.as_bytes();

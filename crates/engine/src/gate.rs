@@ -1,4 +1,4 @@
-//! The only way out of a sandbox, as far as a session has to do with it.
+//! Egress gate of a session: attachment to the sandbox's network, and the operator's deny lists.
 
 use crate::Error;
 use k8e_driver::Sandbox;
@@ -7,17 +7,17 @@ use k8e_model::{DenyList, TenantId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What no session may reach, whatever it asks for.
+/// Egress deny lists, which override every session's policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Denied {
-    /// To everybody.
+    /// For all sessions.
     pub everybody: DenyList,
-    /// To the sessions of these tenants, besides.
+    /// Additional deny lists by tenant.
     pub tenants: BTreeMap<TenantId, DenyList>,
 }
 
-/// Listens in the network of a sandbox, letting nothing through. None when nothing leaves it at
-/// all: then there is nothing to guard.
+/// Attaches an egress gate to a sandbox, with default deny. None when the server has no egress proxy
+/// or the sandbox no network.
 pub(crate) async fn attach(
     gates: Option<&Arc<Egress>>,
     sandbox: &dyn Sandbox,
@@ -35,7 +35,7 @@ pub(crate) async fn attach(
 // === impl Denied ===
 
 impl Denied {
-    /// All that is denied to the sessions of a tenant.
+    /// The deny list of a tenant's sessions.
     pub fn to(&self, tenant: &TenantId) -> DenyList {
         match self.tenants.get(tenant) {
             Some(more) => self.everybody.merged(more),

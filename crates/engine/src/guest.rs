@@ -1,4 +1,4 @@
-//! Calling a guest. What it says is hostile: everything is checked, and nothing waits for it for ever.
+//! Guest client. Guests are untrusted: every reply is validated, and every wait has a timeout.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "any other reply is out of turn, also one that does not exist yet"
@@ -10,44 +10,39 @@ use crate::metrics;
 use crate::processes::Process;
 use crate::{Error, Sessions};
 use bytes::Bytes;
-use k8e_driver::GuestAddress;
 use k8e_model::{Code, Phase, Principal, SessionId, WORKSPACE};
 use k8e_wire::proto::{self, input, reply, request};
 use k8e_wire::{HostEnd, Inputs, Replies, WireError};
 use std::io::ErrorKind;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-/// A guest that is well answers every call but a run's within milliseconds; a slow disk may take a while.
+/// Reply timeout of every call but a run: a healthy guest answers within milliseconds, a slow disk takes longer.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// When a connection breaks the sandbox is often dying: this long for its driver to say so.
+/// Wait after a broken connection for the driver to report the sandbox's death, the usual cause.
 pub(crate) const DEATH_NEWS_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Entries of one listing: more than an agent can read, less than hurts.
+/// Entries of one file listing; a longer one is truncated.
 pub(crate) const FILES_LISTED_MAX: u64 = 100_000;
 
-/// Processes of one listing; an honest guest cuts there itself.
+/// Processes of one listing; a correct guest truncates there itself.
 pub(crate) const PROCESSES_MAX: usize = 4096;
 
-/// Names and arguments that one listing of processes holds; what is over is cut.
+/// Bytes of names and arguments in one process listing; longer ones are truncated.
 pub(crate) const PROCESSES_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// What a guest gets for all replies of one listing: one that trickles is no better than a silent one.
+/// Timeout for all replies of one listing together, against a guest that trickles them.
 pub(crate) const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Replies of one call that may hold nothing: none is needed, and endless ones are a way to hang.
+/// Empty replies per call: none is needed, and endless ones would hang the call.
 const EMPTY_REPLIES_MAX: u32 = 64;
 
-/// Guests' messages are shown to people.
+/// Characters of a guest's error message that are shown to people; longer ones are cut.
 const MESSAGE_CHARS_MAX: usize = 512;
 
-/// While a guest's queue of connections is full: first pause, doubled each time.
-const BUSY_PAUSE: Duration = Duration::from_millis(2);
-const BUSY_TRIES: u32 = 9;
-
-/// One call to a guest, under way.
+/// A call to a guest in progress.
 pub(crate) struct Call {
     pub(crate) replies: Replies,
     pub(crate) inputs: Option<Inputs>,
@@ -59,7 +54,7 @@ pub(crate) struct Call {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Starts a call that is not a run. `what` names it in errors.
+    /// Starts a call other than a run. `what` names it in errors.
     pub(crate) async fn call(
         &self,
         who: &Principal,
@@ -96,7 +91,7 @@ impl Call {
         let started = tokio::select! {
             biased;
             () = left_active(&mut phases) => return Err(live.gone()),
-            started = within(&paused, &mut left, connect(sandbox.guest(), request)) => started,
+            started = within(&paused, &mut left, sandbox.guest().call(request)) => started,
         };
         match started {
             Some(Ok(HostEnd { replies, inputs })) => Ok(Self {
@@ -109,7 +104,7 @@ impl Call {
             Some(Err(WireError::Io(e))) if e.kind() == ErrorKind::WouldBlock => {
                 Err(metrics::refused(Error::GuestBusy(id.clone())))
             }
-            Some(Err(e)) if nobody_listens(&e) => Err(Error::GuestGone(id.clone())),
+            Some(Err(e)) if not_listening(&e) => Err(Error::GuestGone(id.clone())),
             Some(Err(e)) => Err(broken(&used, &mut phases, &e).await),
             None => Err(misbehaved(id, "it did not take a call in time")),
         }
@@ -123,9 +118,21 @@ impl Call {
         }
     }
 
-    /// The next reply, whatever it is. Cancel safe.
+    /// The next reply of a call whose work may take this long; an error reply is an error. Cancel safe.
+    pub(crate) async fn slow_reply(&mut self, limit: Duration) -> Result<reply::Reply, Error> {
+        match self.any_reply_in(limit).await? {
+            reply::Reply::Error(error) => Err(self.refused(&error)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// The next reply, error replies included. Cancel safe.
     pub(crate) async fn any_reply(&mut self) -> Result<reply::Reply, Error> {
-        let (paused, mut left) = (self.phases.clone(), REPLY_TIMEOUT);
+        self.any_reply_in(REPLY_TIMEOUT).await
+    }
+
+    async fn any_reply_in(&mut self, limit: Duration) -> Result<reply::Reply, Error> {
+        let (paused, mut left) = (self.phases.clone(), limit);
         let reply = tokio::select! {
             biased;
             () = left_active(&mut self.phases) => return Err(self.used.live.gone()),
@@ -138,7 +145,7 @@ impl Call {
         }
     }
 
-    /// The next reply of a listing. What waiting took is taken off `left`; a slow reader's own time is not.
+    /// The next reply of a listing. The wait counts against `left`; a slow reader's own time does not.
     pub(crate) async fn reply_within(
         &mut self,
         left: &mut Duration,
@@ -148,25 +155,25 @@ impl Call {
         reply.unwrap_or_else(|| Err(self.misbehaved("it did not finish a listing in time")))
     }
 
-    /// Resolves, with why, when the session is no longer active. Cancel safe.
+    /// Resolves with the reason when the session ends. Cancel safe.
     pub(crate) async fn session_gone(&mut self) -> Error {
         left_active(&mut self.phases).await;
         self.used.live.gone()
     }
 
-    /// Sends an input. When the guest hung up, what it said last tells why.
+    /// Sends an input. When the guest closed the connection, its last reply has the error.
     pub(crate) async fn send(&mut self, input: input::Input) -> Result<(), Error> {
         let Some(inputs) = &mut self.inputs else {
-            return Err(self.misbehaved("it had hung up"));
+            return Err(self.misbehaved("it had closed the connection"));
         };
         let (paused, mut left) = (self.phases.clone(), REPLY_TIMEOUT);
         let sent = tokio::select! {
             biased;
             () = left_active(&mut self.phases) => return Err(self.used.live.gone()),
-            // Both directions at once: a guest that refuses stops reading.
+            // Reads while sending: a guest that refuses the call stops reading.
             reply = self.replies.next() => match reply {
                 Ok(reply::Reply::Error(error)) => return Err(self.refused(&error)),
-                Ok(_) => return Err(self.misbehaved("it answered before it was its turn")),
+                Ok(_) => return Err(self.misbehaved("it replied out of turn")),
                 Err(e) => return Err(broken(&self.used, &mut self.phases, &e).await),
             },
             sent = within(&paused, &mut left, inputs.send(input)) => sent,
@@ -174,7 +181,7 @@ impl Call {
         match sent {
             Some(Ok(())) => Ok(()),
             Some(Err(e)) => match self.reply().await {
-                Err(said @ Error::Guest { .. }) => Err(said),
+                Err(refused @ Error::Guest { .. }) => Err(refused),
                 _ => Err(broken(&self.used, &mut self.phases, &e).await),
             },
             None => Err(self.misbehaved("it did not take data in time")),
@@ -185,12 +192,12 @@ impl Call {
         &self.used.live.record.id
     }
 
-    /// Counts a reply that holds nothing.
+    /// Counts an empty reply, up to `EMPTY_REPLIES_MAX`.
     pub(crate) fn count_empty(&self, empties: &mut u32) -> Result<(), Error> {
         *empties += 1;
         match *empties {
             0..=EMPTY_REPLIES_MAX => Ok(()),
-            _ => Err(self.misbehaved("it goes on saying nothing")),
+            _ => Err(self.misbehaved("too many empty replies")),
         }
     }
 
@@ -198,7 +205,7 @@ impl Call {
         misbehaved(self.id(), what)
     }
 
-    /// What a guest's error means to the caller.
+    /// Maps a guest's error reply to an error for the caller.
     pub(crate) fn refused(&self, error: &proto::Error) -> Error {
         match guest_code(error) {
             Some(code) => Error::Guest {
@@ -231,7 +238,7 @@ pub(crate) fn misbehaved(id: &SessionId, what: impl Into<String>) -> Error {
     }
 }
 
-/// What a broken connection means: mostly that the sandbox is dying, of which its driver knows more.
+/// Error of a broken connection: the session's end if the driver reports the sandbox's death in time.
 pub(crate) async fn broken(
     used: &Use,
     phases: &mut watch::Receiver<Phase>,
@@ -242,17 +249,17 @@ pub(crate) async fn broken(
         false => misbehaved(id, error.to_string()),
         true => match timeout(DEATH_NEWS_TIMEOUT, left_active(phases)).await {
             Ok(()) => used.live.gone(),
-            Err(_) => misbehaved(id, "it hung up in the middle of a call"),
+            Err(_) => misbehaved(id, "it closed the connection in the middle of a call"),
         },
     }
 }
 
-/// Whether the connection ended, rather than said something wrong.
+/// Whether the connection was closed, as opposed to a malformed message.
 pub(crate) fn hung_up(error: &WireError) -> bool {
     matches!(error, WireError::Io(_) | WireError::Eof)
 }
 
-/// Text of a guest's for people: bounded, on one line, no control characters.
+/// Sanitizes a guest's text for people: bounded, one line, no control characters.
 pub(crate) fn clean(text: &str) -> String {
     text.chars()
         .take(MESSAGE_CHARS_MAX)
@@ -260,7 +267,7 @@ pub(crate) fn clean(text: &str) -> String {
         .collect()
 }
 
-/// None when it makes no sense.
+/// Maps a guest's error code; none for an unknown one.
 fn guest_code(error: &proto::Error) -> Option<Code> {
     match proto::ErrorCode::try_from(error.code).ok()? {
         proto::ErrorCode::Unspecified => None,
@@ -278,29 +285,17 @@ fn guest_code(error: &proto::Error) -> Option<Code> {
     }
 }
 
-/// A full queue of connections is told at once and not waited for, so waiting is ours.
-async fn connect(guest: &GuestAddress, request: request::Call) -> Result<HostEnd, WireError> {
-    let mut pause = BUSY_PAUSE;
-    for _ in 0..BUSY_TRIES {
-        match guest.call(request.clone()).await {
-            Err(WireError::Io(e)) if e.kind() == ErrorKind::WouldBlock => sleep(pause).await,
-            answer => return answer,
-        }
-        pause *= 2;
-    }
-    guest.call(request).await
-}
-
-/// A listing must not lead a client that writes it to disk out of where it writes.
+/// Validates a file description against path traversal: a client that writes a listing to disk must stay
+/// below its target directory.
 ///
-/// What is kept is copied: a slice would keep the whole frame it came in alive.
-pub(crate) fn checked_info(info: proto::FileInfo) -> Result<FileInfo, &'static str> {
+/// Bytes are copied: a slice would keep the whole frame alive.
+pub(crate) fn checked_info(info: proto::FileInfo, root: &str) -> Result<FileInfo, &'static str> {
     let below = info
         .path
-        .strip_prefix(WORKSPACE.as_bytes())
+        .strip_prefix(root.trim_end_matches('/').as_bytes())
         .filter(|rest| rest.is_empty() || rest[0] == b'/');
     let Some(rest) = below else {
-        return Err("it described a file outside the workspace");
+        return Err("it described a file outside the directory that was asked about");
     };
     if rest.contains(&0)
         || rest
@@ -328,7 +323,7 @@ pub(crate) fn checked_info(info: proto::FileInfo) -> Result<FileInfo, &'static s
     })
 }
 
-/// Takes what it keeps off `bytes_left`. Copied, as above.
+/// Validates and truncates a process description; what it keeps is taken off `bytes_left`. Bytes are copied, as above.
 pub(crate) fn checked_process(process: &proto::Process, bytes_left: &mut usize) -> Process {
     const COMM_BYTES_MAX: usize = 64;
     const CMDLINE_BYTES_MAX: usize = 4096;
@@ -353,7 +348,7 @@ pub(crate) fn checked_process(process: &proto::Process, bytes_left: &mut usize) 
     }
 }
 
-/// A socket nobody listens on any more: the guest is gone and so is the sandbox.
-fn nobody_listens(error: &WireError) -> bool {
+/// Connection refused or no socket: the guest is gone and so is the sandbox.
+fn not_listening(error: &WireError) -> bool {
     matches!(error, WireError::Io(e) if matches!(e.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound))
 }

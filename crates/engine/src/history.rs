@@ -1,4 +1,4 @@
-//! What happened in a session: its transcript and its events, also after it ended.
+//! History of a session: transcript and events, also after it ended, for the retention time.
 
 use crate::{Error, Sessions};
 use k8e_model::{Principal, SessionId};
@@ -7,7 +7,7 @@ use k8e_store::{EventPage, TranscriptPage};
 // === impl Sessions ===
 
 impl Sessions {
-    /// What the session's commands wrote, from `offset`, at most `limit` bytes; limit 0 is the default.
+    /// Transcript: output of the session's commands from `offset`, at most `limit` bytes; limit 0 is the default.
     pub async fn transcript(
         &self,
         who: &Principal,

@@ -1,8 +1,8 @@
-//! API keys and the certificates that were given for them: who holds one, and whether it still counts.
+//! API keys and client certificates: authentication, expiry, revocation.
 //!
-//! Every call asks, so the answer comes from memory: all keys, by the beginning of their hash. A
-//! deletion changes memory and the store in one call, so it counts from the next call on and after
-//! a restart. A certificate names the key that it was given for and counts as long as that key.
+//! Every call authenticates, so all keys are cached in memory, by a prefix of their hash. A
+//! deletion changes cache and store in one call, so it takes effect from the next call on and after
+//! a restart. A certificate names the key that it was issued for and is valid as long as that key.
 
 use crate::recorder::now_ms;
 use crate::{Error, Sessions};
@@ -15,90 +15,90 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// All of them are in memory, some hundred bytes each.
+/// Limit of API keys: all are cached in memory, some hundred bytes each.
 const KEYS_MAX: usize = 10_000;
 
-/// A certificate lives 90 days: one that was revoked before that has ended by itself.
+/// Retention of revocations. A certificate is valid for 90 days: an older revocation has no effect.
 const REVOKED_KEPT: Duration = Duration::from_secs(100 * 24 * 3600);
 
-/// How exactly a key's last use is known: a busy key must not write all the time.
+/// Debounce of writing a key's last use, in milliseconds: a busy key must not write all the time.
 const USED_EVERY_MS: i64 = 60_000;
 
-/// What a key shall be.
+/// Request for a new API key.
 #[derive(Clone, Debug)]
 pub struct NewKey {
-    /// What its maker calls it.
+    /// Name, chosen by the administrator.
     pub name: PrincipalName,
-    /// Who its holder is; none is somebody of the same name.
+    /// Principal that it authenticates; none is one of the key's name.
     pub principal: Option<PrincipalName>,
-    /// The tenants that its holder may make sessions for; none is one of the key's own.
+    /// Tenants that its principal may create sessions for; none is a tenant of the key's own.
     pub tenants: Option<Tenants>,
-    /// How long it counts; none is for ever.
+    /// Validity; none is unlimited.
     pub expires_in: Option<Duration>,
 }
 
-/// A key, as it is shown: without the key.
+/// Metadata of an API key, without the key itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyView {
-    /// Names it.
+    /// Identifier, not secret.
     pub id: KeyId,
-    /// What its maker calls it.
+    /// Name, chosen by the administrator.
     pub name: PrincipalName,
-    /// Who its holder is.
+    /// Principal that it authenticates.
     pub principal: PrincipalName,
-    /// The tenants that its holder may make sessions for.
+    /// Tenants that its principal may create sessions for.
     pub tenants: Tenants,
-    /// When it was made.
+    /// Creation time.
     pub created_at: UnixMillis,
-    /// From then on it is refused; none is never.
+    /// Expiry time; none is never.
     pub expires_at: Option<UnixMillis>,
-    /// When a call last had it, to the minute.
+    /// Time of the last call with it, to the minute.
     pub last_used: Option<UnixMillis>,
-    /// Whether its time is over.
+    /// Whether it has expired.
     pub expired: bool,
 }
 
-/// A certificate of ours, as a handshake proved it.
+/// Client certificate issued by this server, verified by a TLS handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// Its number, in hexadecimal digits.
+    /// Serial number, in hexadecimal digits.
     pub serial: String,
-    /// For whom.
+    /// Subject's common name: the principal.
     pub common_name: String,
-    /// From then on it does not count, also on connections that were made before.
+    /// Expiry time (`notAfter`), checked on open connections too.
     pub ends_at: UnixMillis,
-    /// The key that it was given for; none for one that the server made by itself.
+    /// API key that it was issued for; none for one that the server issued for itself.
     pub key: Option<KeyId>,
 }
 
-/// The keys of a server.
+/// Cache of API keys and revoked certificates.
 pub(crate) struct Keys {
-    view: RwLock<View>,
-    /// Counts what was taken back.
-    taken_back: watch::Sender<u64>,
-    /// Held while a key is made, so that no two have one place.
-    making: tokio::sync::Mutex<()>,
+    cache: RwLock<Cache>,
+    /// Counts revocations; watched to end calls in progress.
+    revocations: watch::Sender<u64>,
+    /// Serializes creation, so that the limit of keys holds.
+    create_lock: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct View {
-    by_id: HashMap<KeyId, Arc<Held>>,
-    /// By the beginning of the hash; the rest is compared in constant time.
-    by_hash: HashMap<[u8; 8], Arc<Held>>,
+struct Cache {
+    by_id: HashMap<KeyId, Arc<CachedKey>>,
+    /// By hash prefix; the whole hash is compared in constant time.
+    by_hash: HashMap<[u8; 8], Arc<CachedKey>>,
     revoked: HashSet<String>,
 }
 
-struct Held {
+struct CachedKey {
     record: KeyRecord,
     used: AtomicI64,
-    /// Refused from now on, whether or not that could be written down.
+    /// Refused from now on, whether or not the store could be written.
     deleted: AtomicBool,
 }
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Makes a key. It is in the answer and nowhere else. For administrators.
+    /// Creates a key. It is returned once and stored only as a hash. Requires administrator rights.
     pub async fn create_key(
         &self,
         who: &Principal,
@@ -111,8 +111,8 @@ impl Sessions {
     async fn make_key(&self, who: &Principal, new: NewKey) -> Result<(KeyView, ApiKey), Error> {
         self.administrator(who, "API keys are made")?;
         let keys = &self.shared.keys;
-        let _making = keys.making.lock().await;
-        if keys.view().by_id.len() >= KEYS_MAX {
+        let _creating = keys.create_lock.lock().await;
+        if keys.cache().by_id.len() >= KEYS_MAX {
             return Err(Error::KeysFull { max: KEYS_MAX });
         }
         let now = now_ms();
@@ -132,60 +132,64 @@ impl Sessions {
             last_used: None,
         };
         self.shared.store.insert_key(&record).await?;
-        let held = Arc::new(Held::new(record));
-        keys.view_mut().insert(&held);
-        Ok((held.view(now), key))
+        let cached = Arc::new(CachedKey::new(record));
+        keys.cache_mut().insert(&cached);
+        Ok((cached.view(now), key))
     }
 
-    /// All keys, the oldest first. For administrators.
+    /// All keys, the oldest first. Requires administrator rights.
     pub fn list_keys(&self, who: &Principal) -> Result<Vec<KeyView>, Error> {
         self.administrator(who, "API keys are listed")?;
         let now = now_ms();
-        let view = self.shared.keys.view();
-        let mut keys: Vec<_> = view.by_id.values().map(|held| held.view(now)).collect();
-        drop(view);
+        let cache = self.shared.keys.cache();
+        let mut keys: Vec<_> = cache
+            .by_id
+            .values()
+            .map(|cached| cached.view(now))
+            .collect();
+        drop(cache);
         keys.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         Ok(keys)
     }
 
-    /// Deletes a key, by id or by name: it and every certificate that was given for it are refused
-    /// from the next call on, and calls under way with them end. For administrators.
+    /// Deletes a key, by id or by name: it and every certificate that was issued for it are refused
+    /// from the next call on, and calls in progress with them end. Requires administrator rights.
     pub async fn delete_key(&self, who: &Principal, named: &str) -> Result<KeyView, Error> {
         let mut audit = self.audited(who, "key.delete", named);
         if let Err(error) = self.administrator(who, "API keys are deleted") {
             return audit.end(Err(error));
         }
         let keys = &self.shared.keys;
-        let Some(held) = keys.named(named) else {
+        let Some(cached) = keys.named(named) else {
             return audit.end(Err(Error::KeyNotFound(named.to_owned())));
         };
-        audit.about(&format!("{} ({})", held.record.id, held.record.name));
+        audit.about(&format!("{} ({})", cached.record.id, cached.record.name));
         // Memory first: a full disk must not keep a key alive.
-        held.deleted.store(true, Ordering::SeqCst);
-        keys.tell();
+        cached.deleted.store(true, Ordering::SeqCst);
+        keys.announce_revocation();
         let deleted = self
             .shared
             .store
-            .delete_key(&held.record.id, now_ms())
+            .delete_key(&cached.record.id, now_ms())
             .await;
         if deleted.is_ok() {
-            keys.view_mut().remove(&held);
+            keys.cache_mut().remove(&cached);
         }
-        audit.end(deleted.map(|_| held.view(now_ms())).map_err(Error::from))
+        audit.end(deleted.map(|_| cached.view(now_ms())).map_err(Error::from))
     }
 
-    /// Refuses a certificate from the next call on. For administrators.
+    /// Revokes a certificate from the next call on. Requires administrator rights.
     pub async fn revoke_certificate(&self, who: &Principal, serial: &str) -> Result<(), Error> {
         let audit = self.audited(who, "certificate.revoke", serial);
-        audit.end(self.take_back(who, serial).await)
+        audit.end(self.revoke(who, serial).await)
     }
 
-    async fn take_back(&self, who: &Principal, serial: &str) -> Result<(), Error> {
+    async fn revoke(&self, who: &Principal, serial: &str) -> Result<(), Error> {
         self.administrator(who, "certificates are revoked")?;
         let serial = canonical_serial(serial)?;
         let keys = &self.shared.keys;
-        keys.view_mut().revoked.insert(serial.clone());
-        keys.tell();
+        keys.cache_mut().revoked.insert(serial.clone());
+        keys.announce_revocation();
         Ok(self
             .shared
             .store
@@ -193,24 +197,30 @@ impl Sessions {
             .await?)
     }
 
-    /// Whose key this is. What is no key, or none any more, is not told apart.
+    /// Authenticates an API key. Unknown, deleted and expired keys give the same error.
     pub fn verify_key(&self, key: &ApiKey) -> Result<(Principal, KeyId), Error> {
         let hash = hash(key);
-        let found = self.shared.keys.view().by_hash.get(&prefix(&hash)).cloned();
+        let found = self
+            .shared
+            .keys
+            .cache()
+            .by_hash
+            .get(&prefix(&hash))
+            .cloned();
         let now = now_ms();
-        let held = found
-            .filter(|held| held.record.hash == hash && held.counts(now))
+        let cached = found
+            .filter(|cached| cached.record.hash == hash && cached.is_valid(now))
             .ok_or(Error::KeyInvalid)?;
-        if held.mark_used(now) {
-            self.shared.recorder.key_used(&held.record.id, now);
+        if cached.mark_used(now) {
+            self.shared.recorder.key_used(&cached.record.id, now);
         }
-        Ok((held.principal(), held.record.id.clone()))
+        Ok((cached.principal(), cached.record.id.clone()))
     }
 
-    /// Whose certificate this is, if it still counts.
+    /// Authenticates a client certificate: revocation, expiry, and the key that it was issued for.
     pub fn verify_certificate(&self, certificate: &Certificate) -> Result<Principal, Error> {
-        let view = self.shared.keys.view();
-        if view.revoked.contains(&certificate.serial) {
+        let cache = self.shared.keys.cache();
+        if cache.revoked.contains(&certificate.serial) {
             return Err(Error::CertificateRevoked);
         }
         let now = now_ms();
@@ -220,24 +230,24 @@ impl Sessions {
         let Some(key) = &certificate.key else {
             return Ok(Principal::certificate(&certificate.common_name));
         };
-        match view.by_id.get(key) {
-            Some(held) if held.counts(now) => Ok(held.principal()),
+        match cache.by_id.get(key) {
+            Some(cached) if cached.is_valid(now) => Ok(cached.principal()),
             _ => Err(Error::CertificateRevoked),
         }
     }
 
-    /// A key that counts now.
+    /// Looks up a valid key.
     pub fn valid_key(&self, id: &KeyId) -> Result<KeyView, Error> {
         let now = now_ms();
-        match self.shared.keys.view().by_id.get(id) {
-            Some(held) if held.counts(now) => Ok(held.view(now)),
+        match self.shared.keys.cache().by_id.get(id) {
+            Some(cached) if cached.is_valid(now) => Ok(cached.view(now)),
             _ => Err(Error::KeyInvalid),
         }
     }
 
-    /// Changes whenever a key or certificate was taken back.
+    /// Changes whenever a key is deleted or a certificate revoked.
     pub fn credentials(&self) -> watch::Receiver<u64> {
-        self.shared.keys.taken_back.subscribe()
+        self.shared.keys.revocations.subscribe()
     }
 }
 
@@ -246,58 +256,59 @@ impl Sessions {
 impl Keys {
     pub(crate) async fn load(store: &Store) -> Result<Self, Error> {
         let kept = i64::try_from(REVOKED_KEPT.as_millis()).unwrap_or(i64::MAX);
-        let mut view = View {
+        let mut cache = Cache {
             revoked: store.revoked_certificates(now_ms() - kept).await?,
-            ..View::default()
+            ..Cache::default()
         };
         for record in store.keys().await? {
-            view.insert(&Arc::new(Held::new(record)));
+            cache.insert(&Arc::new(CachedKey::new(record)));
         }
         Ok(Self {
-            view: RwLock::new(view),
-            taken_back: watch::Sender::new(0),
-            making: tokio::sync::Mutex::default(),
+            cache: RwLock::new(cache),
+            revocations: watch::Sender::new(0),
+            create_lock: tokio::sync::Mutex::default(),
         })
     }
 
-    fn named(&self, named: &str) -> Option<Arc<Held>> {
-        let is = |held: &&Arc<Held>| {
-            held.record.id.as_str() == named || held.record.name.as_str() == named
+    fn named(&self, named: &str) -> Option<Arc<CachedKey>> {
+        let is = |cached: &&Arc<CachedKey>| {
+            cached.record.id.as_str() == named || cached.record.name.as_str() == named
         };
-        self.view().by_id.values().find(is).cloned()
+        self.cache().by_id.values().find(is).cloned()
     }
 
-    fn tell(&self) {
-        self.taken_back.send_modify(|count| *count += 1);
+    fn announce_revocation(&self) {
+        self.revocations.send_modify(|count| *count += 1);
     }
 
-    fn view(&self) -> RwLockReadGuard<'_, View> {
-        self.view.read().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> RwLockReadGuard<'_, Cache> {
+        self.cache.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn view_mut(&self) -> RwLockWriteGuard<'_, View> {
-        self.view.write().unwrap_or_else(PoisonError::into_inner)
+    fn cache_mut(&self) -> RwLockWriteGuard<'_, Cache> {
+        self.cache.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl View ===
+// === impl Cache ===
 
-impl View {
-    fn insert(&mut self, held: &Arc<Held>) {
-        self.by_id.insert(held.record.id.clone(), Arc::clone(held));
+impl Cache {
+    fn insert(&mut self, cached: &Arc<CachedKey>) {
+        self.by_id
+            .insert(cached.record.id.clone(), Arc::clone(cached));
         self.by_hash
-            .insert(prefix(&held.record.hash), Arc::clone(held));
+            .insert(prefix(&cached.record.hash), Arc::clone(cached));
     }
 
-    fn remove(&mut self, held: &Held) {
-        self.by_id.remove(&held.record.id);
-        self.by_hash.remove(&prefix(&held.record.hash));
+    fn remove(&mut self, cached: &CachedKey) {
+        self.by_id.remove(&cached.record.id);
+        self.by_hash.remove(&prefix(&cached.record.hash));
     }
 }
 
-// === impl Held ===
+// === impl CachedKey ===
 
-impl Held {
+impl CachedKey {
     fn new(record: KeyRecord) -> Self {
         Self {
             used: AtomicI64::new(record.last_used.unwrap_or(0)),
@@ -306,7 +317,7 @@ impl Held {
         }
     }
 
-    /// Who its holder is.
+    /// Principal that it authenticates.
     fn principal(&self) -> Principal {
         let KeyRecord {
             id,
@@ -317,7 +328,7 @@ impl Held {
         Principal::user(principal, id.clone(), tenants.clone())
     }
 
-    fn counts(&self, now: UnixMillis) -> bool {
+    fn is_valid(&self, now: UnixMillis) -> bool {
         !self.deleted.load(Ordering::SeqCst) && !self.expired(now)
     }
 
@@ -325,7 +336,7 @@ impl Held {
         self.record.expires_at.is_some_and(|at| at <= now)
     }
 
-    /// Whether that is worth writing down.
+    /// Marks the key as used; true when the last use is to be stored (debounced).
     fn mark_used(&self, now: UnixMillis) -> bool {
         let before = self.used.load(Ordering::Relaxed);
         now - before >= USED_EVERY_MS
@@ -371,7 +382,7 @@ fn prefix(hash: &KeyHash) -> [u8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// As a certificate's number is compared: hexadecimal digits without colons or leading zeros.
+/// Canonical form of a certificate's serial number: hexadecimal digits without colons or leading zeros.
 fn canonical_serial(text: &str) -> Result<String, Error> {
     let digits: String = text.chars().filter(|c| *c != ':').collect();
     let digits = digits.trim_start_matches('0').to_ascii_lowercase();

@@ -1,7 +1,7 @@
-//! One session that is not over: its sandbox, its phase, and who is using it right now.
+//! A live session: sandbox, phase, reference count of uses, TTL and idle deadlines, idle stop and wake.
 
-mod family;
 mod phases;
+mod sub_agents;
 
 pub(crate) use phases::{left_active, within};
 
@@ -10,99 +10,103 @@ use crate::metrics;
 use crate::recorder::{Recorder, now_ms};
 use k8e_driver::Sandbox;
 use k8e_egress::{FlowMark, Gate};
-use k8e_model::{EgressPolicy, Flow, LimitEvents, Phase, Session, UnixMillis};
+use k8e_model::{EgressPolicy, Flow, Lifetime, LimitEvents, Phase, Session, UnixMillis};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// File and process calls at once in one session: with the runs well under the guest's 512 connections.
+/// Concurrent file and process calls per session: together with the runs well under the guest's 512 connections.
 const CALLS_MAX: usize = 256;
 
-/// Calls at once that wait for somebody to decide: more than one for each question that may be open.
+/// Concurrent calls per session that wait for an approval: more than one per pending approval.
 const WAITS_MAX: usize = 256;
 
-/// The store learns of a session's last use at most this often.
+/// Debounce of writing a session's last use to the store, in milliseconds.
 const TOUCH_EVERY_MS: i64 = 1000;
 
-/// A session that is not over.
+/// A session that has not ended.
 pub(crate) struct Live {
-    /// As it was made; what changes is in `state` and `phase`.
+    /// Record at creation; mutable state is in `state` and `phase`.
     pub(crate) record: Session,
-    /// Of a sub-agent: whose sandbox it lives in.
+    /// Of a sub-agent: the session whose sandbox it shares.
     parent: Option<Arc<Live>>,
     sandbox: OnceLock<Arc<dyn Sandbox>>,
-    /// The only way out of it.
+    /// Egress gate, the sandbox's only way out.
     gate: Mutex<Option<Arc<Gate>>>,
     phase: watch::Sender<Phase>,
     // Held for a few instructions and never across an await.
     state: Mutex<State>,
-    /// Held while what it may reach is changed.
+    /// Serializes changes of the egress policy.
     egress_turn: tokio::sync::Mutex<()>,
-    /// Held while its sandbox is frozen, thawed or removed.
+    /// Serializes freezing, thawing and removal of the sandbox.
     pause_turn: tokio::sync::Mutex<()>,
-    ttl_at: Option<Instant>,
+    /// Whether followers of background runs are to close their connections to the guest.
+    detach: watch::Sender<bool>,
 }
 
 struct State {
     reason: String,
-    /// Why removing the sandbox failed.
+    /// Error of the sandbox's removal.
     failure: Option<String>,
-    /// What it may reach now.
+    /// Current egress policy.
     egress: EgressPolicy,
+    /// Current TTL and idle timeout, and the end of the TTL.
+    lifetime: Lifetime,
+    ttl_at: Option<Instant>,
     last_used: UnixMillis,
     touched: UnixMillis,
     used: Instant,
-    /// Its entry among the deadlines.
+    /// Its entry in the expiry queue.
     deadline: Option<Instant>,
     runs: usize,
     background: usize,
     calls: usize,
     connections: usize,
-    /// Calls that wait for a person: they keep it from being idle, but not from resting.
+    /// Calls that wait for an approval: they hold off idle expiry, but not the idle stop.
     waits: usize,
-    /// Uses of its sub-agents.
+    /// Uses by its sub-agents.
     lent: usize,
-    /// Uses that began so far.
+    /// Uses begun since creation.
     begun: u64,
-    /// Its sub-agents that are not over.
+    /// Its live sub-agents.
     children: Vec<Arc<Live>>,
-    /// Its sandbox was told to rest, because nothing happens in it.
-    resting: bool,
-    /// When it is worth looking again whether it can rest.
-    look_at: Instant,
-    /// When it was last resumed by who paused it.
+    /// Its sandbox is stopped because it was idle.
+    idle_stopped: bool,
+    /// Earliest time of the next idle check.
+    idle_check_at: Instant,
+    /// Time of the last resume; none if it was never paused.
     resumed: Option<Instant>,
 }
 
-/// What a session is used for.
+/// Kind of use of a session; each has its own counter and limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Run,
-    /// A run that outlives the call that started it.
+    /// A background run.
     Background,
     Call,
-    /// Nothing in the sandbox: somebody outside is waited for.
+    /// Waits for an approval; nothing runs in the sandbox.
     Wait,
-    /// By a sub-agent, which has bounds of its own.
+    /// Use by a sub-agent, which has its own limits.
     Lend,
-    /// Somebody visits a service in it.
+    /// Connection to an exposed service.
     Connection,
 }
 
-/// A use of a session: while it is held the session is not idle.
+/// Reference-counted use of a session: while one is held, the session is not idle.
 pub(crate) struct Use {
     pub(crate) live: Arc<Live>,
     purpose: Purpose,
     recorder: Recorder,
-    /// Of a sub-agent's parent.
+    /// Use of the parent, when the session is a sub-agent.
     _above: Option<Box<Use>>,
 }
 
 // === impl Live ===
 
 impl Live {
-    /// Stored stamps are wall time; deadlines are the monotonic clock's, counted from now.
+    /// Converts stored wall-clock times to monotonic deadlines, counted from now.
     pub(crate) fn new(record: Session) -> Self {
         Self::with_parent(record, None)
     }
@@ -127,6 +131,8 @@ impl Live {
             reason: record.reason.clone(),
             failure: None,
             egress: record.egress.clone(),
+            lifetime: record.lifetime,
+            ttl_at,
             last_used: record.last_used,
             touched: record.last_used,
             used: past(record.last_used),
@@ -139,8 +145,8 @@ impl Live {
             lent: 0,
             begun: 0,
             children: Vec::new(),
-            resting: false,
-            look_at: now,
+            idle_stopped: false,
+            idle_check_at: now,
             resumed: None,
         };
         Self {
@@ -151,7 +157,7 @@ impl Live {
             state: Mutex::new(state),
             egress_turn: tokio::sync::Mutex::default(),
             pause_turn: tokio::sync::Mutex::default(),
-            ttl_at,
+            detach: watch::Sender::new(false),
             record,
         }
     }
@@ -167,14 +173,14 @@ impl Live {
         }
     }
 
-    /// Of a sub-agent: whose sandbox it lives in.
+    /// Of a sub-agent: the session whose sandbox it shares.
     pub(crate) fn parent(&self) -> Option<&Arc<Self>> {
         self.parent.as_ref()
     }
 
-    /// A sandbox of a pool, which rests if that is worth while, and its gate.
+    /// Sets a warm sandbox and its gate. Warm sandboxes are idle-stopped where idling costs CPU.
     pub(crate) fn set_warm_sandbox(&self, sandbox: Arc<dyn Sandbox>, gate: Option<Arc<Gate>>) {
-        self.state().resting = sandbox.costs_idle();
+        self.state().idle_stopped = sandbox.costs_idle();
         self.set_sandbox(sandbox);
         self.set_gate(gate);
     }
@@ -188,49 +194,49 @@ impl Live {
             .clone()
     }
 
-    /// Where its attempts to reach somebody are now.
+    /// Current position in its log of egress flows.
     pub(crate) fn egress_mark(&self) -> FlowMark {
         self.gate()
             .map_or_else(FlowMark::default, |gate| gate.mark())
     }
 
-    /// What it was denied since then.
+    /// Denied flows since a position.
     pub(crate) fn denied_since(&self, mark: FlowMark) -> Vec<Flow> {
         self.gate()
             .map_or_else(Vec::new, |gate| gate.denied_since(mark))
     }
 
-    /// None closes the one there is, with all connections.
+    /// Replaces the gate; none closes the current one with all its connections.
     pub(crate) fn set_gate(&self, gate: Option<Arc<Gate>>) {
         *self.gate.lock().unwrap_or_else(PoisonError::into_inner) = gate;
     }
 
-    /// Since when nobody uses it, when that may be long enough for its sandbox to rest.
-    pub(crate) fn quiet_since(&self, now: Instant, quiet: Duration) -> Option<Instant> {
+    /// Time of the last use, when the session is due for an idle stop.
+    pub(crate) fn idle_since(&self, now: Instant, idle_for: Duration) -> Option<Instant> {
         let worth =
             self.parent.is_none() && self.sandbox().is_some_and(|sandbox| sandbox.costs_idle());
         let state = self.state();
-        let unused = !state.resting && state.uses() == 0;
-        let due = now >= state.used + quiet && now >= state.look_at;
+        let unused = !state.idle_stopped && state.uses() == 0;
+        let due = now >= state.used + idle_for && now >= state.idle_check_at;
         (worth && unused && due && self.phase() == Phase::Active).then_some(state.used)
     }
 
-    /// Has its sandbox rest, unless it was used or paused meanwhile.
-    pub(crate) fn rest(&self, quiet_since: Instant) {
+    /// Idle stop: stops its sandbox, unless it was used or paused since `idle_since`.
+    pub(crate) fn idle_stop(&self, idle_since: Instant) {
         let mut state = self.state();
         if state.uses() == 0
-            && state.used == quiet_since
+            && state.used == idle_since
             && self.phase() == Phase::Active
             && let Some(sandbox) = self.sandbox()
         {
-            sandbox.pause();
-            state.resting = true;
+            sandbox.idle_stop();
+            state.idle_stopped = true;
         }
     }
 
-    /// It cannot rest now.
-    pub(crate) fn look_again(&self, at: Instant) {
-        self.state().look_at = at;
+    /// Sets the time of the next idle check.
+    pub(crate) fn defer_idle_check(&self, at: Instant) {
+        self.state().idle_check_at = at;
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -241,10 +247,10 @@ impl Live {
         self.phase.subscribe()
     }
 
-    /// Creating → active. False when something ended it meanwhile. A sub-agent of one that is paused
-    /// is too.
+    /// Creating → active. False when it was ended meanwhile. A sub-agent of a paused session
+    /// becomes paused.
     pub(crate) fn activate(&self) -> bool {
-        // Held: its parent's phase must not change before this one's.
+        // Lock held: the parent's phase must not change before this one's.
         let _held = self.parent.as_ref().map(|parent| parent.state());
         let above = self.parent.as_ref().map(|parent| parent.phase());
         let mut state = self.state();
@@ -258,12 +264,12 @@ impl Live {
         true
     }
 
-    /// Anything alive → terminating. False when somebody else was first.
+    /// Any live phase → terminating. False when it is terminating already.
     pub(crate) fn begin_end(&self, reason: &str) -> bool {
         self.terminate(&mut self.state(), reason)
     }
 
-    /// The same, unless it is used, has sub-agents, or more than one use of it began so far.
+    /// The same, unless it is in use, has sub-agents, or was used more than once.
     pub(crate) fn begin_end_unused(&self, reason: &str) -> bool {
         let mut state = self.state();
         let used = state.uses() + state.waits > 0 || state.begun > 1;
@@ -285,7 +291,7 @@ impl Live {
         self.advance(Phase::Ended);
     }
 
-    /// Waits for the end; an error when something of the sandbox may be left.
+    /// Waits for the end; an error when the removal of the sandbox failed.
     pub(crate) async fn ended(&self) -> Result<(), Error> {
         let mut phases = self.phases();
         // The sender is in self: it cannot be gone.
@@ -300,7 +306,7 @@ impl Live {
         self.state().reason.clone()
     }
 
-    /// What a caller is told whose session is going away under it.
+    /// The error for callers whose session ends during a call.
     pub(crate) fn gone(&self) -> Error {
         Error::SessionEnded {
             id: self.record.id.clone(),
@@ -314,51 +320,69 @@ impl Live {
             .unwrap_or_default()
     }
 
-    /// Its record as it is now.
+    /// Its record with the current state.
     pub(crate) fn snapshot(&self) -> Session {
-        // Before its own state is held: a parent's is always held first.
+        // Lock order: a parent's state is locked before a child's.
         let egress = self.egress();
         let state = self.state();
         Session {
             phase: self.phase(),
             reason: state.reason.clone(),
             egress,
+            lifetime: state.lifetime,
             last_used: state.last_used,
             ..self.record.clone()
         }
     }
 
-    /// When it ends if nobody uses it from now on. While it is used or paused only its ttl counts.
+    /// Expiry deadline if it is not used from now on. While it is in use or paused only its TTL counts.
     pub(crate) fn ends_at(&self, now: Instant) -> Option<Instant> {
         let state = self.state();
         let busy = state.uses() + state.waits > 0 || self.phase() == Phase::Paused;
         let used = if busy { now } else { state.used };
-        let idle_at = self.record.lifetime.idle.map(|idle| used + idle);
-        [self.ttl_at, idle_at].into_iter().flatten().min()
+        let idle_at = state.lifetime.idle.map(|idle| used + idle);
+        [state.ttl_at, idle_at].into_iter().flatten().min()
     }
 
-    /// Remembers its entry among the deadlines; returns the one before.
+    /// The lifetime whose TTL ends `after` from now; none is never.
+    pub(crate) fn lifetime_until(&self, after: Option<Duration>) -> Lifetime {
+        let age = now_ms().saturating_sub(self.record.created_at).max(0);
+        let age = Duration::from_millis(age.unsigned_abs());
+        Lifetime {
+            ttl: after.map(|after| age.saturating_add(after)),
+            idle: self.state().lifetime.idle,
+        }
+    }
+
+    /// Replaces its lifetime; the TTL ends `after` from now.
+    pub(crate) fn set_lifetime(&self, lifetime: Lifetime, after: Option<Duration>) {
+        let mut state = self.state();
+        state.lifetime = lifetime;
+        state.ttl_at = after.map(|after| Instant::now() + after);
+    }
+
+    /// Stores its entry in the expiry queue; returns the previous one.
     pub(crate) fn set_deadline(&self, at: Option<Instant>) -> Option<Instant> {
         std::mem::replace(&mut self.state().deadline, at)
     }
 
-    /// Why it ends now.
+    /// Reason of expiry: TTL or idle timeout.
     pub(crate) fn expiry_reason(&self, now: Instant) -> String {
-        match (self.ttl_at, self.record.lifetime) {
-            (Some(at), lifetime) if at <= now => format!(
-                "its time of {:?} was over",
-                lifetime.ttl.unwrap_or_default()
-            ),
-            (_, lifetime) => format!("nobody used it for {:?}", lifetime.idle.unwrap_or_default()),
+        let state = self.state();
+        match (state.ttl_at, state.lifetime) {
+            (Some(at), lifetime) if at <= now => {
+                format!("its TTL of {:?} expired", lifetime.ttl.unwrap_or_default())
+            }
+            (_, lifetime) => format!("it was idle for {:?}", lifetime.idle.unwrap_or_default()),
         }
     }
 
-    /// Background runs that are not over.
+    /// Number of running background runs.
     pub(crate) fn background_runs(&self) -> usize {
         self.state().background
     }
 
-    /// Begins a use; `runs_max` is how many runs or connections of that purpose there may be.
+    /// Begins a use; `runs_max` limits concurrent runs or connections of that purpose.
     pub(crate) fn begin(
         self: &Arc<Self>,
         purpose: Purpose,
@@ -368,7 +392,7 @@ impl Live {
         self.begin_in(purpose, runs_max, recorder, false)
     }
 
-    /// The same of one that may be paused, for who waits until it is not.
+    /// Begins a use of a session that may be paused, without a limit; the caller waits for the resume.
     pub(crate) fn begin_anyway(
         self: &Arc<Self>,
         purpose: Purpose,
@@ -435,16 +459,16 @@ impl Live {
         })
     }
 
-    /// Its sandbox rests no more.
+    /// Wakes its sandbox from an idle stop.
     fn wake(&self, state: &mut State) {
-        if std::mem::take(&mut state.resting)
+        if std::mem::take(&mut state.idle_stopped)
             && let Some(sandbox) = self.sandbox()
         {
-            sandbox.resume();
+            sandbox.wake();
         }
     }
 
-    /// What it may reach now.
+    /// Current egress policy; a sub-agent has its parent's.
     pub(crate) fn egress(&self) -> EgressPolicy {
         let owner = self.parent.as_deref().unwrap_or(self);
         owner.state().egress.clone()
@@ -454,17 +478,17 @@ impl Live {
         self.state().egress = policy;
     }
 
-    /// Waits until nobody else changes what it may reach.
+    /// Locks changes of the egress policy.
     pub(crate) async fn egress_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.egress_turn.lock().await
     }
 
-    /// Whether it can be used now, or why not.
+    /// Checks that the session is active.
     pub(crate) fn check_active(&self) -> Result<(), Error> {
         self.check_phase(&self.state(), false)
     }
 
-    /// Whether it is not paused.
+    /// Checks that the session is not paused.
     pub(crate) fn check_awake(&self) -> Result<(), Error> {
         match self.phase() {
             Phase::Paused => Err(self.paused()),
@@ -472,7 +496,7 @@ impl Live {
         }
     }
 
-    /// A sub-agent is resumed with its parent.
+    /// Names the session to resume: for a sub-agent, its parent.
     fn paused(&self) -> Error {
         let owner = self.parent.as_deref().unwrap_or(self);
         Error::SessionPaused(owner.record.id.clone())

@@ -1,10 +1,10 @@
-//! What the engine measures of itself: the names, what they mean, and one function for each event.
+//! Prometheus metrics of the engine: names, descriptions, and one function per event.
 //!
-//! What is an event is counted where it happens. What is a state (sandboxes ready, sessions alive)
-//! is read from the state when somebody looks, so it can never drift from it.
+//! Counters are incremented where the event happens. Gauges (sandboxes ready, sessions alive) are set
+//! from the current state at every scrape, so they cannot drift from it.
 //!
-//! No label has a value that a client can choose: no session, tenant, owner or path. Labels are
-//! words of this program, so the number of time series is fixed when it is built.
+//! Label cardinality is fixed at build time: no label has a value that a client can choose (session,
+//! tenant, owner, path).
 
 use crate::Error;
 use crate::sessions::{Sessions, Shared};
@@ -39,67 +39,67 @@ const FILE_READ_BYTES: &str = "k8e_file_read_bytes_total";
 const FILE_WRITTEN_BYTES: &str = "k8e_file_written_bytes_total";
 const RUNTIME_USABLE: &str = "k8e_runtime_usable";
 
-/// A claim takes some hundred microseconds; a second is an outage.
+/// Buckets of claim latency in seconds: a claim takes some hundred microseconds; a second is an outage.
 const CLAIM_BUCKETS: &[f64] = &[
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 ];
 
-/// From a warm session's to a cold one's on a machine under load.
+/// Buckets of creation latency in seconds: from a warm start to a cold one on a machine under load.
 const CREATE_BUCKETS: &[f64] = &[
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// Every histogram and the upper bounds of its buckets, for whoever makes the recorder.
+/// Every histogram and the upper bounds of its buckets, to configure the metrics recorder with.
 pub const HISTOGRAMS: [(&str, &[f64]); 3] = [
     (POOL_CLAIM_SECONDS, CLAIM_BUCKETS),
     (SESSION_CREATE_SECONDS, CREATE_BUCKETS),
     (RUN_START_SECONDS, CREATE_BUCKETS),
 ];
 
-/// How a session got its sandbox.
+/// Label `start`: how a session got its sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     Warm,
     Cold,
-    /// In the sandbox of its parent.
+    /// A sub-agent, in the sandbox of its parent.
     Shared,
 }
 
-/// How a run ended, as far as it is counted.
+/// Label `outcome` of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RunEnd {
-    /// By itself, whatever its exit code.
+    /// Exited by itself, with any exit code.
     Exited,
-    /// By a signal that was not ours.
+    /// Killed by a signal that the server did not send.
     Signalled,
     TimedOut,
     OomKilled,
-    /// Nobody wanted it any more.
+    /// Cancelled by its caller, or by shutdown.
     Cancelled,
-    /// Its sandbox or its agent failed it.
+    /// Its sandbox or its guest failed.
     Failed,
-    /// It never ran: no such program, or a sandbox that takes no calls.
+    /// Not started: no such program, or a sandbox that takes no calls.
     NotStarted,
 }
 
-/// Why somebody was sent away who may come back.
+/// Label `reason` of a refused request (resource exhausted), which may be retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// All sessions of the server, of one owner or of one tenant, are taken.
+    /// Session limit of the server, of an owner or of a tenant.
     Sessions,
     OwnerSessions,
     TenantSessions,
-    /// Its turn did not come.
+    /// Launch queue timeout.
     Launches,
-    /// A session runs as many commands or calls as it may.
+    /// Concurrency limit of a session.
     SessionBusy,
-    /// A guest takes no more connections.
+    /// The guest's connection queue is full.
     GuestBusy,
     /// The machine has no disk, loop device or uids left.
     Machine,
 }
 
-/// What a pool counts. Handles are looked up once: a claim is a fraction of a millisecond.
+/// Metric handles of a pool, looked up once: a claim takes a fraction of a millisecond.
 pub(crate) struct PoolMetrics {
     pub(crate) hits: Counter,
     pub(crate) misses: Counter,
@@ -113,7 +113,7 @@ pub(crate) struct PoolMetrics {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Sets what is a state rather than an event, for whoever renders the metrics next.
+    /// Sets all gauges from the current state. Called at every scrape.
     pub fn observe(&self) {
         for pool in self.pools() {
             let labels = labels(&pool.template, pool.runtime);
@@ -121,7 +121,7 @@ impl Sessions {
             gauge!(POOL_PENDING, &labels).set(float(pool.pending));
             gauge!(POOL_TARGET, &labels).set(float(pool.target));
         }
-        gauge!(SESSIONS_MAX).set(float(self.defaults().sessions_max));
+        gauge!(SESSIONS_MAX).set(float(self.shared.config.sessions_max));
         let active = self.shared.active_by_runtime();
         for (runtime, probe) in self.shared.probed() {
             let usable = matches!(probe, Probe::Usable { .. });
@@ -260,8 +260,8 @@ impl PoolMetrics {
     }
 }
 
-/// Says what each one is, and shows those that were never counted as 0: what is missing cannot be
-/// told from what is broken.
+/// Registers descriptions, and counters at 0: a missing time series cannot be told from a broken
+/// one.
 pub(crate) fn start(runtimes: impl Iterator<Item = RuntimeKind>) {
     describe_pools();
     describe_sessions();
@@ -301,7 +301,10 @@ fn describe_pools() {
         Unit::Seconds,
         "From a claim to a session that can be used"
     );
-    describe_counter!(POOL_LAUNCHES, "Warm sandboxes launched and greeted");
+    describe_counter!(
+        POOL_LAUNCHES,
+        "Warm sandboxes launched, guest handshake included"
+    );
     describe_counter!(
         POOL_LAUNCH_FAILURES,
         "Warm sandboxes that could not be launched"
@@ -314,12 +317,12 @@ fn describe_pools() {
 
 fn describe_sessions() {
     let (count, bytes) = (Unit::Count, Unit::Bytes);
-    describe_gauge!(SESSIONS_ACTIVE, count, "Sessions that are not over");
+    describe_gauge!(SESSIONS_ACTIVE, count, "Live sessions");
     describe_gauge!(SESSIONS_MAX, count, "Sessions that may be alive at once");
     describe_counter!(SESSIONS_CREATED, "Sessions made");
     describe_counter!(
         SESSIONS_RECOVERED,
-        "Sessions taken over from an earlier server"
+        "Sessions adopted from an earlier server (crash recovery)"
     );
     describe_counter!(
         SESSIONS_ENDED,
@@ -363,12 +366,12 @@ pub(crate) fn recovered(runtime: RuntimeKind) {
     counter!(SESSIONS_RECOVERED, "runtime" => runtime.as_str()).increment(1);
 }
 
-/// `event` is what the session's history says of its end.
+/// Counts the end of a session. `event` is the kind of its last event.
 pub(crate) fn ended(runtime: RuntimeKind, event: &'static str) {
     let runtime = runtime.as_str();
     match event {
         "create_failed" => counter!(SESSION_CREATE_FAILURES, "runtime" => runtime).increment(1),
-        // Of an earlier server, and without an answer since.
+        // A session of an earlier server that could not be recovered.
         "ended" => counter!(SESSIONS_ENDED, "runtime" => runtime, "reason" => "lost").increment(1),
         event => counter!(SESSIONS_ENDED, "runtime" => runtime, "reason" => event).increment(1),
     }
@@ -382,7 +385,7 @@ pub(crate) fn run_ended(runtime: RuntimeKind, end: RunEnd) {
     counter!(RUNS, "runtime" => runtime.as_str(), "outcome" => end.as_str()).increment(1);
 }
 
-/// Counts an error that sends somebody away; passes all on.
+/// Counts an error of exhausted resources; returns every error unchanged.
 pub(crate) fn refused(error: Error) -> Error {
     if let Some(refusal) = Refusal::of(&error) {
         counter!(REFUSED, "reason" => refusal.as_str()).increment(1);

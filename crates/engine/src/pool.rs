@@ -1,9 +1,9 @@
-//! Warm pools: sandboxes that are made before anybody asks, one pool for each template and runtime.
+//! Warm pools: sandboxes launched in advance, one pool per template and runtime.
 //!
-//! What waits in a pool has been greeted, belongs to no session and has run nothing but its guest.
-//! A claim takes it out for good: it serves one session and is destroyed with it, as any other. The
-//! store does not know of it before, so after a crash recovery sweeps it away like every sandbox
-//! that no record names; a pool begins empty, after that sweep.
+//! A warm sandbox has completed the guest handshake, belongs to no session and has run nothing but its guest.
+//! A claim takes it out for good: it serves one session and is destroyed with it. Until then it is
+//! not in the store, so crash recovery sweeps it like every sandbox that no record names; a pool
+//! starts empty, after that sweep.
 
 mod claim;
 mod latency;
@@ -25,32 +25,32 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-/// A pool, as it is shown.
+/// Status of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolStatus {
-    /// What its sandboxes are made from.
+    /// Template of its sandboxes.
     pub template: Template,
-    /// What its sandboxes are.
+    /// Runtime of its sandboxes.
     pub runtime: RuntimeKind,
-    /// Between which sizes it moves.
+    /// Configured minimum and maximum size.
     pub size: PoolSize,
-    /// How many it wants to have ready now.
+    /// Current target of ready sandboxes, from demand and size.
     pub target: usize,
-    /// To be claimed.
+    /// Sandboxes that can be claimed now.
     pub ready: usize,
-    /// Being launched.
+    /// Sandboxes being launched.
     pub pending: usize,
-    /// Sessions that got one.
+    /// Sessions created with a warm sandbox.
     pub hits: u64,
-    /// Sessions that could have, and got a new sandbox: none was ready.
+    /// Sessions that needed a new sandbox because none was ready.
     pub misses: u64,
-    /// Sessions that could not have: they asked for limits that it cannot get any more.
+    /// Sessions that needed a new sandbox because of limits that a launched one cannot get.
     pub unfit: u64,
-    /// Half of the last claims took no longer, in microseconds.
+    /// Median latency of the last claims, in microseconds.
     pub claim_p50_us: u64,
-    /// 99 of 100 of the last claims took no longer, in microseconds.
+    /// 99th percentile of the latency of the last claims, in microseconds.
     pub claim_p99_us: u64,
-    /// Why the last launch failed; empty when it did not.
+    /// Error of the last launch; empty when it succeeded.
     pub failure: String,
 }
 
@@ -61,12 +61,12 @@ pub(crate) struct Pools(Vec<Arc<Pool>>);
 pub(crate) struct Pool {
     template: Template,
     driver: Arc<dyn Driver>,
-    /// What its sandboxes are launched with.
+    /// Limits that its sandboxes are launched with.
     limits: Limits,
     size: PoolSize,
     // Held for a few instructions and never across an await.
     state: Mutex<State>,
-    /// Wakes the task that refills it.
+    /// Wakes its refill task.
     wake: Notify,
     metrics: PoolMetrics,
 }
@@ -74,39 +74,39 @@ pub(crate) struct Pool {
 struct State {
     ready: VecDeque<Warm>,
     pending: usize,
-    /// To be destroyed.
+    /// Sandboxes to be destroyed by the refill task.
     doomed: Vec<Arc<dyn Sandbox>>,
-    /// The server stops: nothing goes in or out.
+    /// Set at shutdown: nothing is added or claimed.
     closed: bool,
-    /// As it was at `demand_at`.
+    /// Demand estimate at `demand_at`; it decays since.
     demand: PoolDemand,
     demand_at: Instant,
     hits: u64,
     misses: u64,
     unfit: u64,
     latencies: Latencies,
-    /// Launches that failed since one worked.
+    /// Consecutive failures, for the exponential back-off.
     failures: u32,
     failure: String,
-    /// Until when nothing is launched, after failures.
+    /// End of the back-off: nothing is launched before.
     retry_at: Option<Instant>,
 }
 
-/// A sandbox that waits to be claimed.
+/// A warm sandbox that can be claimed.
 struct Warm {
     id: SandboxId,
     sandbox: Arc<dyn Sandbox>,
-    /// Lets nothing through yet.
+    /// Its egress gate, which denies everything until a session sets a policy.
     gate: Option<Arc<Gate>>,
-    /// Takes it out of the pool when it dies.
+    /// Task that removes it from the pool when it dies.
     watcher: AbortHandle,
 }
 
 // === impl Pools ===
 
 impl Pools {
-    /// One for each runtime that is installed here, all empty. Of one that is broken, launches are tried
-    /// less and less often until one works.
+    /// One pool per installed runtime, all empty. For a broken runtime, launches are retried with
+    /// exponential back-off.
     pub(crate) fn new(config: &Config, drivers: &[Arc<dyn Driver>], probes: &[Probe]) -> Self {
         let installed = |(driver, probe): (&Arc<dyn Driver>, &Probe)| {
             (!matches!(probe, Probe::Unusable { .. })).then(|| Arc::clone(driver))
@@ -180,7 +180,7 @@ impl Pool {
 // === impl State ===
 
 impl State {
-    /// The demand as it is now.
+    /// The demand estimate, decayed to `now`.
     fn fade(&mut self, now: Instant) -> PoolDemand {
         self.demand = self
             .demand

@@ -1,4 +1,4 @@
-//! The processes of a session's sandbox, as its guest sees them.
+//! Process list of a session's sandbox, as its guest reports it.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "any other reply is out of turn, also one that does not exist yet"
@@ -10,12 +10,12 @@ use bytes::Bytes;
 use k8e_model::{Principal, SessionId};
 use k8e_wire::proto::{ListProcesses, reply, request};
 
-/// One process.
+/// A process in a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Inside the sandbox.
+    /// Process id inside the sandbox.
     pub pid: i32,
-    /// Its parent's.
+    /// Process id of its parent.
     pub ppid: i32,
     /// One letter, as in `/proc/PID/stat`.
     pub state: char,
@@ -23,9 +23,9 @@ pub struct Process {
     pub comm: Bytes,
     /// Arguments joined by NUL, cut at 4 KiB.
     pub cmdline: Bytes,
-    /// Memory it holds.
+    /// Resident set size in bytes.
     pub rss_bytes: u64,
-    /// Whose it is inside.
+    /// User id inside the sandbox.
     pub uid: u32,
 }
 

@@ -1,8 +1,8 @@
-//! Writes events, the audit and transcripts down behind the callers' backs, so that no command waits for the disk.
+//! Write-behind recorder of events, audit rows and transcripts: no command waits for the disk.
 //!
-//! Two bounded queues, each with one writer that takes what has gathered and writes it at once.
-//! A disk that fails, is full or hangs is told once in the log and costs history, never a run: who
-//! has output to write down waits for a place only briefly, and while the disk hangs not at all.
+//! Two bounded queues, each with one writer task that writes in batches. A disk that fails, is full
+//! or hangs is logged once and costs history, never a run. Backpressure is bounded: a run with output
+//! waits for a slot in the queue only briefly, and while the disk hangs not at all.
 
 use bytes::Bytes;
 use k8e_model::{KeyId, SandboxId, Session, SessionId, UnixMillis};
@@ -16,62 +16,62 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Events that may wait; over that new ones are dropped, for no caller may wait for them.
-const NOTES_MAX: usize = 8192;
+/// Capacity of the queue of events; new ones are dropped when it is full, because no caller may wait for them.
+const ENTRIES_MAX: usize = 8192;
 
-/// Chunks of output that may wait (8 MiB of full ones, 32 MiB of the largest a guest can send).
+/// Capacity of the queue of output chunks (8 MiB of full ones, 32 MiB of the largest a guest can send).
 const CHUNKS_MAX: usize = 64;
 
-/// Of one transaction.
+/// Events of one transaction.
 const BATCH_MAX: usize = 256;
 
-/// How long events gather. Each transaction wakes a few threads, just when commands need the CPU.
-const GATHER: Duration = Duration::from_millis(5);
+/// Debounce of event writes: each transaction wakes a few threads, just when commands need the CPU.
+const BATCH_DELAY: Duration = Duration::from_millis(5);
 
-/// How long output waits for a place in the queue. Longer than a busy disk needs for a whole queue.
-const PLACE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long output waits for a slot in the queue. Longer than a busy disk needs for a whole queue.
+const ENQUEUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a reader waits for what is still in the queues: after that it reads what is there.
+/// How long a reader waits for the queues to be written: after that it reads what is stored.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where everybody hands in what is to be written down. Cheap to clone.
+/// Handle to the queues of the recorder. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Recorder {
-    notes: Queue<Note>,
+    entries: Queue<Entry>,
     output: Queue<Chunk>,
 }
 
-/// What is written of a run's output, and what could not be.
+/// Writes a run's output to the transcript, and counts bytes that were dropped.
 #[derive(Default)]
 pub(crate) struct Transcriber {
-    /// Until when the chunk at hand may wait.
+    /// Deadline of the current chunk's wait for a slot.
     until: Option<Instant>,
-    /// Not written since the last marker.
+    /// Bytes dropped since the last marker in the transcript.
     unmarked_bytes: u64,
     lost_bytes: u64,
 }
 
-/// A queue to a writer, which says how far it is.
+/// Sending half of a bounded queue, with the writer's progress.
 struct Queue<T> {
     items: mpsc::Sender<T>,
-    /// Counted before they are put in.
-    handed_in: Arc<AtomicU64>,
+    /// Items sent so far; counted before they are sent.
+    enqueued: Arc<AtomicU64>,
     written: watch::Receiver<u64>,
-    /// Something found no place in time, and nothing was written since.
-    stuck: Arc<AtomicBool>,
-    /// Somebody waits for what was handed in.
-    hurry: Arc<Notify>,
+    /// The queue was full for the whole timeout, and nothing was written since.
+    stalled: Arc<AtomicBool>,
+    /// A reader waits for a flush: the writer skips its batch delay.
+    flush_requested: Arc<Notify>,
 }
 
-/// The writer's end of a queue.
-struct Work<T> {
+/// Receiving half of a queue, for its writer task.
+struct Consumer<T> {
     items: mpsc::Receiver<T>,
     written: watch::Sender<u64>,
-    stuck: Arc<AtomicBool>,
-    hurry: Arc<Notify>,
+    stalled: Arc<AtomicBool>,
+    flush_requested: Arc<Notify>,
 }
 
-enum Note {
+enum Entry {
     Event(NewEvent),
     Touch(SessionId, UnixMillis),
     Audit(AuditRow),
@@ -83,29 +83,29 @@ struct Chunk {
     output: Bytes,
 }
 
-/// Says a failure once, until it worked again.
+/// Logs a failure once, until a write succeeds again.
 #[derive(Default)]
-struct Quiet(bool);
+struct LogOnce(bool);
 
 // === impl Recorder ===
 
 impl Recorder {
     pub(crate) fn start(store: Store) -> Self {
-        let (notes, note_work) = queue(NOTES_MAX);
+        let (entries, entry_work) = queue(ENTRIES_MAX);
         let (output, output_work) = queue(CHUNKS_MAX);
-        tokio::spawn(write_notes(store.clone(), note_work));
+        tokio::spawn(write_entries(store.clone(), entry_work));
         tokio::spawn(write_output(store, output_work));
-        Self { notes, output }
+        Self { entries, output }
     }
 
-    /// Hands an event in. `detail` must be a JSON object.
+    /// Queues an event. `detail` must be a JSON object.
     pub(crate) fn event(&self, session: &Session, kind: &'static str, detail: Value) {
         let detail = if let Value::Object(detail) = detail {
             detail
         } else {
             Map::new()
         };
-        self.note(Note::Event(NewEvent {
+        self.enqueue(Entry::Event(NewEvent {
             session: session.id.clone(),
             sandbox: session.sandbox.clone(),
             at: now_ms(),
@@ -114,26 +114,26 @@ impl Recorder {
         }));
     }
 
-    /// Hands in when a session was last used.
+    /// Queues the time of a session's last use.
     pub(crate) fn touch(&self, session: &SessionId, at: UnixMillis) {
-        self.note(Note::Touch(session.clone(), at));
+        self.enqueue(Entry::Touch(session.clone(), at));
     }
 
-    /// Hands in a row of the audit.
+    /// Queues a row of the audit log.
     pub(crate) fn audit(&self, row: AuditRow) {
-        self.note(Note::Audit(row));
+        self.enqueue(Entry::Audit(row));
     }
 
-    /// Hands in when an API key was last used.
+    /// Queues the time of an API key's last use.
     pub(crate) fn key_used(&self, key: &KeyId, at: UnixMillis) {
-        self.note(Note::KeyUsed(key.clone(), at));
+        self.enqueue(Entry::KeyUsed(key.clone(), at));
     }
 
-    /// Waits until everything handed in so far is written, or failed to be; for a bounded time.
-    /// Takes no place in a queue, so that no queue can hold it up.
+    /// Waits until everything queued so far is written or failed, up to `FLUSH_TIMEOUT`.
+    /// Needs no slot in a queue, so that a full queue does not block it.
     pub(crate) async fn flush(&self) {
         let all = async {
-            self.notes.flushed().await;
+            self.entries.flushed().await;
             self.output.flushed().await;
         };
         if timeout(FLUSH_TIMEOUT, all).await.is_err() {
@@ -141,11 +141,11 @@ impl Recorder {
         }
     }
 
-    fn note(&self, note: Note) {
-        match self.notes.items.try_reserve() {
-            Ok(place) => self.notes.put(place, note),
+    fn enqueue(&self, entry: Entry) {
+        match self.entries.items.try_reserve() {
+            Ok(permit) => self.entries.put(permit, entry),
             Err(TrySendError::Full(())) => {
-                if self.notes.now_stuck() {
+                if self.entries.mark_stalled() {
                     tracing::warn!("events come faster than they can be written: some are dropped");
                 }
             }
@@ -158,28 +158,30 @@ impl Recorder {
 // === impl Transcriber ===
 
 impl Transcriber {
-    /// Writes a chunk down, or gives it up. Cancel safe: called again with the same chunk it goes
-    /// on where it was, and it has written nothing until it returns.
+    /// Queues a chunk, or drops it after `ENQUEUE_TIMEOUT`. Cancel safe: called again with the same chunk it
+    /// goes on waiting, and nothing is queued until it returns.
     pub(crate) async fn write(&mut self, recorder: &Recorder, sandbox: &SandboxId, output: &Bytes) {
         let queue = &recorder.output;
         let until = *self
             .until
-            .get_or_insert_with(|| Instant::now() + PLACE_TIMEOUT);
-        let place = match queue.items.try_reserve() {
-            Ok(place) => Some(place),
-            Err(_) if queue.stuck.load(Ordering::Relaxed) => None,
+            .get_or_insert_with(|| Instant::now() + ENQUEUE_TIMEOUT);
+        let permit = match queue.items.try_reserve() {
+            Ok(permit) => Some(permit),
+            Err(_) if queue.stalled.load(Ordering::Relaxed) => None,
             Err(_) => match timeout_at(until, queue.items.reserve()).await {
-                Ok(place) => place.ok(),
+                Ok(permit) => permit.ok(),
                 Err(_) => {
-                    if queue.now_stuck() {
-                        tracing::warn!("the disk takes no transcripts: output is not written down");
+                    if queue.mark_stalled() {
+                        tracing::warn!(
+                            "the disk takes no transcripts: output is dropped from them"
+                        );
                     }
                     None
                 }
             },
         };
         self.until = None;
-        let Some(place) = place else {
+        let Some(permit) = permit else {
             self.unmarked_bytes += output.len() as u64;
             self.lost_bytes += output.len() as u64;
             return;
@@ -189,25 +191,25 @@ impl Transcriber {
             None => output.clone(),
         };
         let sandbox = sandbox.clone();
-        queue.put(place, Chunk { sandbox, output });
+        queue.put(permit, Chunk { sandbox, output });
     }
 
-    /// Says what is missing at the end, if it can. Returns how many bytes were not written in all.
+    /// Marks missing output at the end, if the queue has a slot. Returns all dropped bytes of the run.
     pub(crate) fn finish(&mut self, recorder: &Recorder, sandbox: &SandboxId) -> u64 {
         if self.unmarked_bytes > 0
-            && let Ok(place) = recorder.output.items.try_reserve()
+            && let Ok(permit) = recorder.output.items.try_reserve()
             && let Some(marker) = self.marker()
         {
             let chunk = Chunk {
                 sandbox: sandbox.clone(),
                 output: Bytes::from(marker),
             };
-            recorder.output.put(place, chunk);
+            recorder.output.put(permit, chunk);
         }
         self.lost_bytes
     }
 
-    /// What stands in the transcript in place of what is not in it.
+    /// Marker in the transcript in place of dropped output.
     fn marker(&mut self) -> Option<String> {
         match std::mem::take(&mut self.unmarked_bytes) {
             0 => None,
@@ -221,22 +223,22 @@ impl Transcriber {
 // === impl Queue ===
 
 impl<T> Queue<T> {
-    fn put(&self, place: mpsc::Permit<'_, T>, item: T) {
-        self.handed_in.fetch_add(1, Ordering::Relaxed);
-        place.send(item);
+    fn put(&self, permit: mpsc::Permit<'_, T>, item: T) {
+        self.enqueued.fetch_add(1, Ordering::Relaxed);
+        permit.send(item);
     }
 
-    /// Whether that is news.
-    fn now_stuck(&self) -> bool {
-        !self.stuck.swap(true, Ordering::Relaxed)
+    /// Sets the flag; true when it was not set, so that it is logged once.
+    fn mark_stalled(&self) -> bool {
+        !self.stalled.swap(true, Ordering::Relaxed)
     }
 
-    /// What was put in before this call comes out before what was put in after, and each was
-    /// counted before: when as many are out as were counted, all of them are.
+    /// The queue is FIFO and items are counted before they are sent: when as many are written as were
+    /// counted at the call, all items sent before it are.
     async fn flushed(&self) {
-        let all = self.handed_in.load(Ordering::Relaxed);
+        let all = self.enqueued.load(Ordering::Relaxed);
         let mut written = self.written.clone();
-        self.hurry.notify_one();
+        self.flush_requested.notify_one();
         // A writer that is gone has nothing left to write.
         written.wait_for(|written| *written >= all).await.ok();
     }
@@ -246,47 +248,47 @@ impl<T> Clone for Queue<T> {
     fn clone(&self) -> Self {
         Self {
             items: self.items.clone(),
-            handed_in: Arc::clone(&self.handed_in),
+            enqueued: Arc::clone(&self.enqueued),
             written: self.written.clone(),
-            stuck: Arc::clone(&self.stuck),
-            hurry: Arc::clone(&self.hurry),
+            stalled: Arc::clone(&self.stalled),
+            flush_requested: Arc::clone(&self.flush_requested),
         }
     }
 }
 
-fn queue<T>(items_max: usize) -> (Queue<T>, Work<T>) {
+fn queue<T>(items_max: usize) -> (Queue<T>, Consumer<T>) {
     let (items, to_write) = mpsc::channel(items_max);
     let (done, written) = watch::channel(0);
-    let stuck = Arc::new(AtomicBool::new(false));
-    let hurry = Arc::new(Notify::new());
+    let stalled = Arc::new(AtomicBool::new(false));
+    let flush_requested = Arc::new(Notify::new());
     let queue = Queue {
         items,
-        handed_in: Arc::default(),
+        enqueued: Arc::default(),
         written,
-        stuck: Arc::clone(&stuck),
-        hurry: Arc::clone(&hurry),
+        stalled: Arc::clone(&stalled),
+        flush_requested: Arc::clone(&flush_requested),
     };
-    let work = Work {
+    let work = Consumer {
         items: to_write,
         written: done,
-        stuck,
-        hurry,
+        stalled,
+        flush_requested,
     };
     (queue, work)
 }
 
-// === impl Work ===
+// === impl Consumer ===
 
-impl<T> Work<T> {
+impl<T> Consumer<T> {
     fn done(&self, items: usize) {
-        self.stuck.store(false, Ordering::Relaxed);
+        self.stalled.store(false, Ordering::Relaxed);
         self.written.send_modify(|written| *written += items as u64);
     }
 }
 
-// === impl Quiet ===
+// === impl LogOnce ===
 
-impl Quiet {
+impl LogOnce {
     fn check(&mut self, what: &str, result: Result<(), StoreError>) {
         match result {
             Ok(()) => self.0 = false,
@@ -302,7 +304,7 @@ impl Quiet {
     }
 }
 
-/// The wall clock, as records keep it.
+/// Wall-clock time in Unix milliseconds, as stored in records.
 pub(crate) fn now_ms() -> UnixMillis {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -310,8 +312,8 @@ pub(crate) fn now_ms() -> UnixMillis {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-async fn write_notes(store: Store, mut work: Work<Note>) {
-    let mut quiet = Quiet::default();
+async fn write_entries(store: Store, mut work: Consumer<Entry>) {
+    let mut log_once = LogOnce::default();
     let mut batch = Vec::with_capacity(BATCH_MAX);
     loop {
         let mut count = work.items.recv_many(&mut batch, BATCH_MAX).await;
@@ -319,63 +321,63 @@ async fn write_notes(store: Store, mut work: Work<Note>) {
             return;
         }
         if count < BATCH_MAX {
-            let _ = timeout(GATHER, work.hurry.notified()).await;
-            count += gathered(&mut work.items, &mut batch);
+            let _ = timeout(BATCH_DELAY, work.flush_requested.notified()).await;
+            count += fill_batch(&mut work.items, &mut batch);
         }
         let (mut events, mut audit) = (Vec::new(), Vec::new());
         let (mut touched, mut keys) = (HashMap::new(), HashMap::new());
-        for note in batch.drain(..) {
-            match note {
-                Note::Event(event) => events.push(event),
-                Note::Touch(session, at) => drop(touched.insert(session, at)),
-                Note::Audit(row) => audit.push(row),
-                Note::KeyUsed(key, at) => drop(keys.insert(key, at)),
+        for entry in batch.drain(..) {
+            match entry {
+                Entry::Event(event) => events.push(event),
+                Entry::Touch(session, at) => drop(touched.insert(session, at)),
+                Entry::Audit(row) => audit.push(row),
+                Entry::KeyUsed(key, at) => drop(keys.insert(key, at)),
             }
         }
         if !events.is_empty() {
-            quiet.check("events", store.append_events(&events).await);
+            log_once.check("events", store.append_events(&events).await);
         }
         if !audit.is_empty() {
-            quiet.check("the audit", store.append_audit(&audit).await);
+            log_once.check("the audit", store.append_audit(&audit).await);
         }
         for (key, at) in keys {
-            quiet.check("times of last use", store.touch_key(&key, at).await);
+            log_once.check("times of last use", store.touch_key(&key, at).await);
         }
         for (session, at) in touched {
-            quiet.check("times of last use", store.touch_session(&session, at).await);
+            log_once.check("times of last use", store.touch_session(&session, at).await);
         }
         work.done(count);
     }
 }
 
-/// Adds what came meanwhile.
-fn gathered(items: &mut mpsc::Receiver<Note>, batch: &mut Vec<Note>) -> usize {
+/// Adds queued entries to the batch, up to `BATCH_MAX`; returns how many.
+fn fill_batch(items: &mut mpsc::Receiver<Entry>, batch: &mut Vec<Entry>) -> usize {
     let before = batch.len();
     while batch.len() < BATCH_MAX
-        && let Ok(note) = items.try_recv()
+        && let Ok(entry) = items.try_recv()
     {
-        batch.push(note);
+        batch.push(entry);
     }
     batch.len() - before
 }
 
-async fn write_output(store: Store, mut work: Work<Chunk>) {
-    let mut quiet = Quiet::default();
+async fn write_output(store: Store, mut work: Consumer<Chunk>) {
+    let mut log_once = LogOnce::default();
     let mut batch = Vec::with_capacity(CHUNKS_MAX);
     loop {
         let count = work.items.recv_many(&mut batch, CHUNKS_MAX).await;
         if count == 0 {
             return;
         }
-        let mut gathered: Vec<(SandboxId, Vec<u8>)> = Vec::new();
+        let mut batched: Vec<(SandboxId, Vec<u8>)> = Vec::new();
         for Chunk { sandbox, output } in batch.drain(..) {
-            match gathered.iter_mut().find(|(other, _)| *other == sandbox) {
-                Some((_, gathered)) => gathered.extend_from_slice(&output),
-                None => gathered.push((sandbox, output.to_vec())),
+            match batched.iter_mut().find(|(other, _)| *other == sandbox) {
+                Some((_, batched)) => batched.extend_from_slice(&output),
+                None => batched.push((sandbox, output.to_vec())),
             }
         }
-        for (sandbox, output) in gathered {
-            quiet.check(
+        for (sandbox, output) in batched {
+            log_once.check(
                 "transcripts",
                 store.append_transcript(&sandbox, output).await,
             );

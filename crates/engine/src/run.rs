@@ -1,4 +1,5 @@
-//! Running a command: find or make the session, start, stream, tell how it ended. One call, closing is cancelling.
+//! Execution of a command: session selection, start, streaming, outcome. A foreground run is one call: closing it
+//! cancels the command.
 
 mod foreground;
 mod input;
@@ -11,74 +12,53 @@ pub use input::RunInput;
 pub(crate) use foreground::Foreground;
 pub(crate) use start::{SESSION_VARIABLE, exec, refused, shown};
 
+use crate::background::TrackedRun;
 use crate::guest::Call;
 use crate::live::Live;
 use crate::recorder::Transcriber;
-use crate::runs::Kept;
 use crate::sessions::Shared;
 use bytes::Bytes;
 use foreground::RunNumber;
 use input::SharedInputs;
 use k8e_egress::FlowMark;
-use k8e_model::{Command, LimitEvents, Outcome, RuntimeKind, SessionId, SessionSpec};
+use k8e_model::{LimitEvents, Outcome, RuntimeKind, SessionId};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// What to run, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunRequest {
-    /// Where.
-    pub target: RunTarget,
-    /// What. Its timeout is final: the doors fill in defaults.
-    pub command: Command,
-}
-
-/// Where to run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RunTarget {
-    /// In exactly this session.
-    Existing(SessionId),
-    /// In the session that an earlier call with this target made for the same principal, client kind and
-    /// tenant with the same options; it is made when there is none.
-    Tenant(SessionSpec),
-    /// In a session made for this run and destroyed after it.
-    Fresh(SessionSpec),
-}
-
-/// What a run says.
+/// Event of a run: `Started`, then output, then `Exited`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunEvent {
-    /// First.
+    /// First event.
     Started {
-        /// Of the command, inside the sandbox.
+        /// Process id of the command inside the sandbox.
         pid: i32,
     },
     /// Bytes of its standard output.
     Stdout(Bytes),
     /// Bytes of its standard error.
     Stderr(Bytes),
-    /// Last.
+    /// Last event.
     Exited(Outcome),
 }
 
-/// A command under way. Dropping it ends the command and everything it started.
+/// A running command. Dropping it kills the command and everything it started.
 pub struct Run {
-    /// Where it runs.
+    /// Session that it runs in.
     pub session_id: SessionId,
-    /// Whether the session was made for it.
+    /// Whether the session was created for this run.
     pub session_created: bool,
-    /// What isolates it.
+    /// Runtime of the session.
     pub runtime: RuntimeKind,
     shared: Arc<Shared>,
     live: Arc<Live>,
     stage: Stage,
-    /// None when the run is over.
+    /// The guest's call; none after the end.
     call: Option<Call>,
     inputs: Option<SharedInputs>,
     input: Option<RunInput>,
-    /// Of one whose caller waits for it.
+    /// Entry in the registry of foreground runs; none for a background run.
     foreground: Option<RunNumber>,
     stop: watch::Receiver<bool>,
     started: Instant,
@@ -88,17 +68,17 @@ pub struct Run {
     egress_before: FlowMark,
     stdout_bytes: u64,
     stderr_bytes: u64,
-    /// What a guest sent after the command's time and grace were over.
+    /// Output bytes after timeout and grace period, bounded by `LATE_BYTES_MAX`.
     late_bytes: u64,
-    /// Since when nothing came, while somebody waited.
+    /// Start of the current wait for a guest message; none while none is waited for.
     waiting_since: Option<Instant>,
-    /// Output that came and is not told yet: dropping a future of [`Run::next`] loses none.
+    /// Output received and not yet returned: makes [`Run::next`] cancel safe.
     at_hand: Option<(Stream, Bytes)>,
     transcriber: Transcriber,
-    /// Whether what it writes goes into the transcript.
+    /// Whether output is written to the transcript.
     transcribed: bool,
-    /// Of one that its guest keeps: then dropping it is only to follow it no longer.
-    background: Option<Arc<Kept>>,
+    /// Set for a background run: dropping `Run` then only stops following it.
+    background: Option<Arc<TrackedRun>>,
 }
 
 /// A command that a guest has started.
@@ -123,27 +103,15 @@ enum Stream {
 enum Stage {
     Started(i32),
     Streaming,
-    /// The guest hung up; until then its driver may say why.
+    /// The guest closed the connection; deadline for the driver to report the sandbox's death.
     HungUp(Instant),
     Over,
-}
-
-// === impl RunTarget ===
-
-impl RunTarget {
-    /// The session, if one was named; else nothing.
-    pub(crate) fn named(&self) -> &str {
-        match self {
-            Self::Existing(id) => id.as_str(),
-            Self::Tenant(_) | Self::Fresh(_) => "",
-        }
-    }
 }
 
 // === impl Run ===
 
 impl Run {
-    /// In a session that was there before.
+    /// A run in an existing session.
     pub(crate) fn new(shared: &Arc<Shared>, live: Arc<Live>, begun: Begun) -> Self {
         let mut call = begun.call;
         let (inputs, input) = SharedInputs::split(call.inputs.take(), begun.stdin);
@@ -175,9 +143,9 @@ impl Run {
         }
     }
 
-    /// The same, of one that its guest keeps.
-    pub(crate) fn in_background(mut self, kept: &Arc<Kept>, transcribed: bool) -> Self {
-        self.background = Some(Arc::clone(kept));
+    /// Marks the run as a background run, which the guest keeps.
+    pub(crate) fn in_background(mut self, tracked: &Arc<TrackedRun>, transcribed: bool) -> Self {
+        self.background = Some(Arc::clone(tracked));
         self.transcribed = transcribed;
         self
     }

@@ -1,20 +1,20 @@
-//! Secrets: set by their owner, given to commands of the owner's sessions, and told to nobody.
+//! Secrets: set by their owner, injected into the environment of the owner's commands, never returned by an API.
 
 use crate::recorder::now_ms;
 use crate::{Error, Sessions};
 use k8e_model::{Principal, PrincipalName, SecretName, SecretValue, Session};
 use k8e_store::{SecretEntry, Store};
 
-/// Of one owner: each is at most 32 KiB.
+/// Secrets per owner: each is at most 32 KiB.
 const SECRETS_PER_OWNER_MAX: usize = 256;
 
-/// Whose secret is meant.
+/// Owner of a secret in a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SecretOwner {
-    /// The caller's.
+    /// The caller.
     #[default]
     Caller,
-    /// Somebody's who has an API key. For administrators.
+    /// The principal of an API key. Requires administrator rights.
     Of(PrincipalName),
 }
 
@@ -45,13 +45,13 @@ impl Sessions {
         audit.end(set.await)
     }
 
-    /// The caller's secrets, without their values; administrators see everybody's.
+    /// The caller's secrets, without their values; administrators see those of all owners.
     pub async fn list_secrets(&self, who: &Principal) -> Result<Vec<SecretEntry>, Error> {
         let owner = (!who.is_administrator()).then_some(who.name());
         Ok(self.shared.store.secrets(owner).await?)
     }
 
-    /// Deletes a secret: one value, or with no key all it has.
+    /// Deletes a secret: the value of one key, or all values when none is named.
     pub async fn delete_secret(
         &self,
         who: &Principal,
@@ -83,7 +83,7 @@ impl Sessions {
     }
 }
 
-/// The variables that a session's secrets come to now. Its owner's, whoever runs the command.
+/// Resolves a session's secret references to environment variables, from the secrets of the session's owner.
 pub(crate) async fn resolve(
     store: &Store,
     session: &Session,

@@ -1,13 +1,14 @@
-//! The service itself: its state, and what every operation on sessions starts from.
+//! The session service: shared state, start, graceful shutdown, lookup of live sessions.
 
 mod create;
 mod destroy;
 mod egress;
 mod expire;
 mod get;
+mod idle_stop;
+mod lifetime;
 mod pause;
 mod recover;
-mod rest;
 mod reuse;
 mod runtimes;
 mod sub_agent;
@@ -20,7 +21,10 @@ pub(crate) use create::{Owned, greet};
 pub(crate) use destroy::remove;
 pub(crate) use tenant::tenant_of;
 
+use crate::access_tokens::AccessTokens;
 use crate::approvals::Approvals;
+use crate::background::Background;
+use crate::commands::Commands;
 use crate::exposures::Exposures;
 use crate::keys::Keys;
 use crate::live::Live;
@@ -28,11 +32,12 @@ use crate::metrics;
 use crate::pool::{self, Pools};
 use crate::recorder::{Recorder, now_ms};
 use crate::run::Foreground;
-use crate::runs::Background;
+use crate::snapshots::Snapshots;
+use crate::templates::Templates;
 use crate::terminals::Terminals;
-use crate::{Config, Error};
+use crate::{Config, Error, templates};
 use k8e_driver::{Driver, Probe};
-use k8e_model::{Principal, RuntimeKind, SandboxId, Session, SessionId, UnixMillis};
+use k8e_model::{Digest, Principal, RuntimeKind, SandboxId, Session, SessionId, UnixMillis};
 use k8e_store::Store;
 use reuse::Reusable;
 use std::collections::{BTreeSet, HashMap};
@@ -42,7 +47,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedRwLockWriteGuard, RwLock, Semaphore, watch};
 use tokio::time::{Instant, timeout};
 
-/// What shutdown waits for creations and destructions under way; recovery finishes what is left.
+/// Graceful shutdown timeout for creations and destructions in progress; crash recovery finishes the rest.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The session service. Cheap to clone; the last clone's drop stops its background tasks.
@@ -58,14 +63,18 @@ pub(crate) struct Shared {
     pub(crate) recorder: Recorder,
     pub(crate) keys: Keys,
     drivers: Vec<Arc<dyn Driver>>,
-    /// What each driver said last, so that no creation waits for a probe.
+    /// Last probe result of each driver, cached: no creation waits for a probe.
     probes: Mutex<Vec<Probe>>,
     pub(crate) pools: Pools,
     pub(crate) foreground: Foreground,
     pub(crate) background: Background,
     pub(crate) terminals: Terminals,
+    pub(crate) commands: Commands,
+    pub(crate) access_tokens: AccessTokens,
     pub(crate) approvals: Approvals,
     pub(crate) exposures: Exposures,
+    pub(crate) templates: Templates,
+    pub(crate) snapshots: Snapshots,
     /// Turns to make a sandbox.
     pub(crate) launches: Semaphore,
     started_at: UnixMillis,
@@ -74,25 +83,25 @@ pub(crate) struct Shared {
     /// Wakes the expiry task when an earlier deadline was added.
     expiry: Notify,
     stop: watch::Sender<bool>,
-    /// Read by creations and destructions under way, written by shutdown.
+    /// Read-locked by creations and destructions in progress, write-locked by shutdown, which waits for them.
     pub(crate) work: Arc<RwLock<()>>,
-    /// Held from shutdown on.
+    /// Write guard of `work`, held from shutdown on.
     closed: Mutex<Option<OwnedRwLockWriteGuard<()>>>,
-    /// Held by who removes records of ended sessions.
+    /// Single-flight lock of retention: removal of records of ended sessions.
     trimming: tokio::sync::Mutex<()>,
-    /// A session ended since somebody began to trim.
+    /// Dirty flag of retention: a session ended since the last pass began.
     trim_again: std::sync::atomic::AtomicBool,
-    /// To finish work from `drop`, where there may be no runtime to ask for.
+    /// Tokio runtime, to spawn tasks from `drop`, where there may be no current one.
     pub(crate) runtime: Handle,
 }
 
-/// Sessions that are not over.
+/// Index of live sessions.
 #[derive(Default)]
 struct Index {
     sessions: HashMap<SessionId, Arc<Live>>,
-    /// Those that runs may use again.
+    /// Sessions that later runs may reuse.
     reusable: Reusable,
-    /// When to look at a session; it may have been used since, then it is put back.
+    /// Expiry deadlines. A session used since its deadline was set is rescheduled when it comes up.
     deadlines: BTreeSet<(Instant, SessionId)>,
 }
 
@@ -117,8 +126,12 @@ impl Sessions {
             foreground: Foreground::default(),
             background: Background::default(),
             terminals: Terminals::default(),
+            commands: Commands::default(),
+            access_tokens: AccessTokens::load(&store).await?,
             approvals: Approvals::default(),
             exposures: Exposures::default(),
+            templates: Templates::load(&store).await?,
+            snapshots: Snapshots::new(&store),
             launches: Semaphore::new(config.launches_max.max(1)),
             config,
             store,
@@ -139,18 +152,15 @@ impl Sessions {
         shared.restore_exposures().await?;
         shared.resume_runs().await?;
         tokio::spawn(expire::expire(Arc::clone(&shared)));
-        tokio::spawn(rest::rest(Arc::clone(&shared)));
+        tokio::spawn(idle_stop::idle_stop(Arc::clone(&shared)));
         tokio::spawn(runtimes::probe_again(Arc::clone(&shared)));
+        tokio::spawn(templates::collect(Arc::clone(&shared)));
+        tokio::spawn(crate::snapshots::sweep(Arc::clone(&shared)));
         pool::start(&shared);
         Ok(Self {
             _stop: Arc::new(StopOnDrop(Arc::clone(&shared))),
             shared,
         })
-    }
-
-    /// What the operator decided, for the doors to fill requests from.
-    pub fn defaults(&self) -> &Config {
-        &self.shared.config
     }
 
     /// The runtime that a `sandbox.v1` client gets that asks for this one. Another only where that
@@ -169,7 +179,7 @@ impl Sessions {
         // Before the signal: a run that sees it must find its end recorded.
         self.shared.stop_foreground_runs();
         self.shared.stop.send_replace(true);
-        // Kept: from now on nothing new begins.
+        // The guard is held from now on: no new work begins.
         let closed = async {
             let closed = Arc::clone(&self.shared.work).write_owned();
             tokio::join!(closed, self.shared.pools.drain()).0
@@ -183,7 +193,7 @@ impl Sessions {
                     .unwrap_or_else(PoisonError::into_inner) = Some(closed)
             }
             Err(_) => tracing::warn!(
-                "sandboxes are still being made or removed: the next start cleans up after them"
+                "shutdown timeout: sandboxes are still being made or removed, the next start cleans up after them"
             ),
         }
         self.shared.recorder.flush().await;
@@ -209,7 +219,7 @@ impl Sessions {
         }
     }
 
-    /// The record of one of the caller's.
+    /// The stored record of one of the caller's sessions.
     async fn recorded(&self, who: &Principal, id: &SessionId) -> Result<Session, Error> {
         let owner = (!who.is_operator()).then(|| who.name());
         let record = self.shared.store.session_of(id, owner).await?;
@@ -229,12 +239,12 @@ impl Shared {
             .cloned()
     }
 
-    /// A live session, whoever's.
+    /// A live session of any owner.
     pub(crate) fn find_any(&self, id: &SessionId) -> Option<Arc<Live>> {
         self.index().sessions.get(id).cloned()
     }
 
-    /// Lets runs find a session if they may, gives it a deadline, and watches over its sandbox.
+    /// Makes a session available for reuse, schedules its expiry, and watches its sandbox for death.
     fn publish(self: &Arc<Self>, live: &Arc<Live>) {
         {
             let mut index = self.index();
@@ -242,7 +252,7 @@ impl Shared {
             if let Some(at) = live.ends_at(Instant::now()) {
                 index.schedule(live, at);
             }
-            // Somebody ended it before it could be found: then it must not be.
+            // It was ended before it was published: take it out again.
             if live.phase().is_ending() {
                 index.retire(live);
             }
@@ -260,17 +270,27 @@ impl Shared {
         self.probes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Each driver, and what it said last.
+    /// Each driver's kind with its last probe result.
     pub(crate) fn probed(&self) -> Vec<(RuntimeKind, Probe)> {
         let kinds = self.drivers.iter().map(|driver| driver.kind());
         kinds.zip(self.probes().iter().cloned()).collect()
     }
 
-    /// Looks at every session that is not over.
+    /// Calls `look` with every live session.
     pub(crate) fn each_live(&self, mut look: impl FnMut(&Live)) {
         for live in self.index().sessions.values() {
             look(live);
         }
+    }
+
+    /// Sessions that are not over and stand on an image.
+    pub(crate) fn sessions_of_image(&self, digest: &Digest) -> usize {
+        let sessions = self.index();
+        let images = sessions
+            .sessions
+            .values()
+            .filter_map(|live| live.record.image.as_ref());
+        images.filter(|image| image.digest == *digest).count()
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -292,7 +312,7 @@ impl Shared {
 // === impl Index ===
 
 impl Index {
-    /// Has it looked at then.
+    /// Sets the session's expiry deadline, in place of an earlier one.
     fn schedule(&mut self, live: &Live, at: Instant) {
         self.unschedule(live);
         live.set_deadline(Some(at));
@@ -305,7 +325,7 @@ impl Index {
         }
     }
 
-    /// Its name is free again, if it still has it.
+    /// Removes a session from the index, unless its id belongs to a newer session already.
     fn remove(&mut self, live: &Arc<Live>) {
         let id = &live.record.id;
         let same = |other: &Arc<Live>| Arc::ptr_eq(other, live);
@@ -314,7 +334,7 @@ impl Index {
         }
     }
 
-    /// No run finds it any more, and its time does not matter.
+    /// Takes a session out of expiry and reuse.
     fn retire(&mut self, live: &Arc<Live>) {
         self.unschedule(live);
         self.withdraw(live);

@@ -1,11 +1,11 @@
-//! Terminals: commands on a pseudo-terminal that outlive the call that made them.
+//! Terminals: commands on a pseudo-terminal (PTY) that outlive the call that created them.
 //!
-//! A sandbox's guest has the terminals, what they said last, and who is in the foreground; here is
-//! only whose they are, also in the store, so that a restart of the server ends none. What a guest
-//! says of its terminals is a claim about itself.
+//! The sandbox's guest holds the terminals, their scrollback and their foreground process groups. The server holds
+//! only their owners, also in the store, so that a restart ends none. What a guest reports about its
+//! terminals is not trusted beyond its own session.
 //!
-//! What is typed and said is in no transcript: passwords are typed into terminals. A terminal that
-//! nobody is attached to does not keep its session from being idle.
+//! Input and output are in no transcript: passwords are typed into terminals. A terminal without
+//! an attached client does not hold off its session's idle timeout.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "any other reply is out of turn, also one that does not exist yet"
@@ -34,55 +34,55 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Terminals of one session, as K8E has it; a guest has as many places.
+/// Terminals per session: the limit of the Go K8E, and of a guest.
 const PER_SESSION_MAX: usize = 64;
 
-/// Linux knows 1 to 64.
+/// Highest signal number of Linux.
 const SIGNAL_MAX: i32 = 64;
 
-/// What those get that were asked to end, when nobody says.
+/// Default grace period between SIGTERM and SIGKILL at the end of a terminal (when the request sets none).
 const GRACE_DEFAULT: Duration = Duration::from_secs(1);
 
-/// A terminal, as it is shown.
+/// Status of a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TerminalView {
-    /// Random.
+    /// Random identifier.
     pub id: TerminalId,
-    /// Where it is.
+    /// Session that it belongs to.
     pub session: SessionId,
-    /// Of its command, inside the sandbox.
+    /// Process id of its command inside the sandbox.
     pub pid: i32,
     /// The name of its program, for people.
     pub program: String,
-    /// Its size.
+    /// Height in characters.
     pub rows: u32,
-    /// Its size.
+    /// Width in characters.
     pub cols: u32,
-    /// When it was made.
+    /// Creation time.
     pub created_at: UnixMillis,
-    /// How it ended.
+    /// Exit of its command; none while it runs.
     pub exited: Option<TerminalExit>,
 }
 
-/// How a terminal's command ended.
+/// Exit of a terminal's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminalExit {
-    /// 128+n when a signal ended it.
+    /// 0 to 255; 128+n when signal n killed it.
     pub exit_code: i32,
-    /// 0 when it exited by itself.
+    /// Signal that killed it; 0 when it exited by itself.
     pub signal: i32,
 }
 
-/// Who is in the foreground of a terminal.
+/// Foreground process group of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Foreground {
-    /// 0 when there is none.
+    /// Process group id; 0 when there is none.
     pub group: i32,
-    /// Whether it waits for what is typed; none when that cannot be known.
+    /// Whether it blocks on terminal input; none when unknown.
     pub input_waiting: Option<bool>,
 }
 
-/// Whose the terminals are.
+/// Registry of terminals and their sessions.
 #[derive(Default)]
 pub(crate) struct Terminals(Mutex<HashMap<TerminalId, Entry>>);
 
@@ -95,14 +95,14 @@ struct Entry {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Types into a terminal.
+    /// Writes input to a terminal.
     pub async fn write_terminal(
         &self,
         who: &Principal,
         id: &TerminalId,
         mut data: Bytes,
     ) -> Result<(), Error> {
-        // Also for who types nothing.
+        // Authorization, also for empty input.
         self.shared.terminals.find(who, id)?;
         while !data.is_empty() {
             let chunk = data.split_to(data.len().min(CHUNK_BYTES));
@@ -111,7 +111,7 @@ impl Sessions {
             match self.terminal_call(who, id, write, "type").await? {
                 reply::Reply::Done(done) if done.bytes == bytes => {}
                 reply::Reply::Done(_) => {
-                    return Err(Error::InputClosed("it is over, or does not read"));
+                    return Err(Error::InputClosed("it has ended, or does not read"));
                 }
                 _ => return Err(self.terminal_misbehaved(who, id)),
             }
@@ -134,7 +134,7 @@ impl Sessions {
         }
     }
 
-    /// Who is in the foreground of a terminal, and whether it waits for input.
+    /// Foreground process group of a terminal, and whether it waits for input.
     pub async fn terminal_foreground(
         &self,
         who: &Principal,
@@ -154,7 +154,7 @@ impl Sessions {
         }
     }
 
-    /// Signals the group in the foreground of a terminal; returns which that was.
+    /// Signals the foreground process group of a terminal; returns its id.
     pub async fn signal_terminal(
         &self,
         who: &Principal,
@@ -183,7 +183,7 @@ impl Sessions {
         }
     }
 
-    /// Ends a terminal with all that its command started: asks, waits that long, and kills.
+    /// Ends a terminal with all that its command started: SIGTERM, grace period, SIGKILL.
     pub async fn destroy_terminal(
         &self,
         who: &Principal,
@@ -242,7 +242,7 @@ impl Sessions {
     fn terminal_misbehaved(&self, who: &Principal, id: &TerminalId) -> Error {
         match self.shared.terminals.find(who, id) {
             Ok(entry) => {
-                let what = "it said something that does not belong to a terminal";
+                let what = "it sent a message that does not belong to a terminal";
                 crate::guest::misbehaved(&entry.live.record.id, what)
             }
             Err(gone) => gone,
@@ -253,7 +253,7 @@ impl Sessions {
 // === impl Shared ===
 
 impl Shared {
-    /// Finds the terminals of sessions again that live on.
+    /// Crash recovery: restores the terminals of adopted sessions, removes the others.
     pub(crate) async fn restore_terminals(&self) -> Result<(), Error> {
         for record in self.store.terminals().await? {
             match self.find_any(&record.session) {
@@ -264,25 +264,25 @@ impl Shared {
         Ok(())
     }
 
-    /// The terminals of a session that is over are too.
+    /// Removes the terminals of an ended session.
     pub(crate) async fn forget_terminals(&self, live: &Arc<Live>) {
         self.terminals
             .map()
             .retain(|_, entry| !Arc::ptr_eq(&entry.live, live));
         let session = &live.record.id;
         if let Err(error) = self.store.remove_terminals_of(session).await {
-            tracing::warn!(%session, %error, "terminals stay written down until the next start");
+            tracing::warn!(%session, %error, "terminals cannot be removed from the store until the next start");
         }
     }
 
     async fn forget_terminal(&self, id: &TerminalId) {
         self.terminals.map().remove(id);
         if let Err(error) = self.store.remove_terminal(id).await {
-            tracing::warn!(terminal = %id, %error, "a terminal stays written down until its session ends");
+            tracing::warn!(terminal = %id, %error, "a terminal cannot be removed from the store until its session ends");
         }
     }
 
-    /// One that its guest does not know is gone.
+    /// Removes a terminal that its guest reports as not found.
     async fn forget_missing<T>(
         &self,
         id: &TerminalId,
@@ -312,8 +312,8 @@ impl Shared {
         Call::start(used, request(id), what).await
     }
 
-    /// What a guest says of the terminals that are known here, the newest first. Those that it does
-    /// not know are forgotten.
+    /// Status of a session's terminals from its guest, the newest first. Those that the guest does
+    /// not list are removed.
     async fn look_at_terminals(&self, live: &Arc<Live>) -> Result<Vec<TerminalView>, Error> {
         let known = self.terminals.of(live);
         if known.is_empty() {
@@ -322,17 +322,17 @@ impl Shared {
         let used = live.begin(Purpose::Call, 0, &self.recorder)?;
         let request = request::Call::ListTerminals(ListTerminals {});
         let mut call = Call::start(used, request, "list terminals".to_owned()).await?;
-        let said = match call.reply().await? {
+        let listed = match call.reply().await? {
             reply::Reply::Terminals(list) if list.terminals.len() <= 2 * PER_SESSION_MAX => {
                 list.terminals
             }
             _ => return Err(call.misbehaved("it did not list its terminals")),
         };
-        let said: HashMap<&str, &proto::TerminalState> =
-            said.iter().map(|state| (&*state.id, state)).collect();
+        let listed: HashMap<&str, &proto::TerminalState> =
+            listed.iter().map(|state| (&*state.id, state)).collect();
         let mut views = Vec::new();
         for record in known {
-            match said.get(record.id.as_str()) {
+            match listed.get(record.id.as_str()) {
                 Some(state) => views.push(view(record, state)),
                 None => self.forget_terminal(&record.id).await,
             }
@@ -345,7 +345,7 @@ impl Shared {
 // === impl Terminals ===
 
 impl Terminals {
-    /// One of the caller's.
+    /// Looks up one of the caller's terminals.
     fn find(&self, who: &Principal, id: &TerminalId) -> Result<Entry, Error> {
         let entry = self.map().get(id).cloned();
         entry
@@ -361,7 +361,7 @@ impl Terminals {
         self.map().insert(record.id, entry);
     }
 
-    /// Those of a session.
+    /// The terminals of a session.
     pub(crate) fn of(&self, live: &Arc<Live>) -> Vec<TerminalRecord> {
         let terminals = self.map();
         let own = terminals
@@ -384,7 +384,7 @@ fn view(record: TerminalRecord, state: &proto::TerminalState) -> TerminalView {
         rows: state.rows,
         cols: state.cols,
         created_at: record.created_at,
-        // An end that cannot be is one all the same.
+        // An impossible exit is an exit all the same.
         exited: state.exited.as_ref().map(|exited| {
             exit(exited).unwrap_or(TerminalExit {
                 exit_code: -1,
@@ -394,7 +394,7 @@ fn view(record: TerminalRecord, state: &proto::TerminalState) -> TerminalView {
     }
 }
 
-/// None when it cannot be.
+/// Validates an exit; none for an impossible one.
 fn exit(exited: &proto::Exited) -> Option<TerminalExit> {
     let possible =
         (0..=255).contains(&exited.exit_code) && (0..=SIGNAL_MAX).contains(&exited.signal);

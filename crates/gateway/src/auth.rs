@@ -1,21 +1,20 @@
-//! Who is asking, and whether he may just now. Every call passes here before anything of it is used.
+//! Authentication and rate limiting. Every call passes here before anything of it is used.
 //!
-//! Flow: who is it (an API key says so before a certificate does, and that before the kernel) → does
-//! that still count → has he called too often → the call, which ends when what he proved himself
-//! with is taken back.
+//! Flow: the principal, by its credential (an API key before a certificate before the kernel's word) → whether the
+//! credential is still valid → the rate limit → the call, which ends when the credential is revoked.
 
-pub(crate) mod admit;
 pub(crate) mod fuzzing;
 pub(crate) mod login;
 pub(crate) mod loopback;
+pub(crate) mod middleware;
 pub(crate) mod peer;
 pub(crate) mod throttle;
 pub(crate) mod tls;
 
 use crate::connection_limit::LimitReached;
-use crate::limit::{Class, Limiter, RateLimits};
 use crate::metrics::{AUTH_REFUSED, AUTH_WRONG_KEYS};
-use crate::secure::{KernelIdentity, Nameless, TlsPeer};
+use crate::rate_limit::{Class, Limiter, RateLimits};
+use crate::tls_listener::{KernelIdentity, Nameless, TlsPeer};
 use k8e_api::SESSION_HEADER;
 use k8e_api::status::to_status;
 use k8e_engine::{Certificate, Sessions};
@@ -28,40 +27,40 @@ use tonic::codegen::http::{HeaderMap, Request as HttpRequest};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
-/// Guards the doors. Cheap to clone.
+/// Authenticates and rate-limits calls of all listeners. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Doorkeeper(Arc<Inner>);
+pub(crate) struct Authenticator(Arc<Inner>);
 
 struct Inner {
     sessions: Sessions,
-    /// Whose members may use the socket, besides root.
+    /// The group whose members may use the Unix socket, besides root.
     group: String,
     limiter: Limiter,
     throttle: Throttle,
 }
 
-/// What a caller proved himself with.
+/// What a client authenticated with.
 #[derive(Clone, Debug)]
 pub(crate) enum Credential {
-    /// The kernel's word.
+    /// The kernel's word: peer credentials of the Unix socket, or the owner of a loopback connection.
     Kernel,
     /// An API key.
     Key(KeyId),
-    /// A certificate of ours.
+    /// A client certificate, signed by our authority.
     Certificate(Arc<Certificate>),
 }
 
-/// The principal of a call that passed a door.
+/// The principal of an authenticated call.
 pub(crate) fn principal<T>(request: &Request<T>) -> Result<Principal, Status> {
     let known = request.extensions().get::<Principal>().cloned();
-    known.ok_or_else(nobody)
+    known.ok_or_else(unauthenticated)
 }
 
-/// The same with what he proved himself with, and the session that he says he works for.
+/// The principal, its credential, and the session that the client says it works for.
 pub(crate) fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
     let principal = principal(request)?;
     let credential = request.extensions().get::<Credential>();
-    let proof = credential.ok_or_else(nobody)?.proof();
+    let proof = credential.ok_or_else(unauthenticated)?.proof();
     let session = request.metadata().get(SESSION_HEADER);
     let session = session.and_then(|id| id.to_str().ok()?.parse().ok());
     Ok(Caller {
@@ -86,9 +85,9 @@ impl Credential {
     }
 }
 
-// === impl Doorkeeper ===
+// === impl Authenticator ===
 
-impl Doorkeeper {
+impl Authenticator {
     pub(crate) fn new(sessions: Sessions, group: String, limits: RateLimits) -> Self {
         Self(Arc::new(Inner {
             sessions,
@@ -98,7 +97,7 @@ impl Doorkeeper {
         }))
     }
 
-    /// Whoever calls, if he may.
+    /// Authenticates a call and counts it against the rate limit.
     pub(crate) fn admit<B>(
         &self,
         request: &HttpRequest<B>,
@@ -122,7 +121,30 @@ impl Doorkeeper {
         Ok((who, credential))
     }
 
-    /// Whether it still counts.
+    /// Authenticates a call by an API key in a header of its own protocol, and counts it against the rate limit.
+    pub(crate) fn admit_key(
+        &self,
+        from: IpAddr,
+        key: Option<&str>,
+        class: Class,
+    ) -> Result<Principal, Status> {
+        let Some(key) = key else {
+            counter!(AUTH_REFUSED).increment(1);
+            let message = "missing API key: `k8e apikey create` on the server makes one";
+            return Err(to_status(Code::Unauthenticated, message));
+        };
+        let known = self.by_key(from, ApiKey::parse(key).ok());
+        let (who, _) = known.inspect_err(|_| counter!(AUTH_REFUSED).increment(1))?;
+        self.0.limiter.check(&who, class)?;
+        Ok(who.calling_from(from.to_canonical().to_string()))
+    }
+
+    /// Counts a call of a principal that was authenticated in another way against the rate limit.
+    pub(crate) fn admit_known(&self, who: &Principal, class: Class) -> Result<(), Status> {
+        self.0.limiter.check(who, class)
+    }
+
+    /// An error once the credential is revoked or has expired.
     pub(crate) fn recheck(&self, credential: &Credential) -> Result<(), Status> {
         let sessions = &self.0.sessions;
         let checked = match credential {
@@ -135,7 +157,7 @@ impl Doorkeeper {
         checked.map_err(|e| to_status(e.code(), &e.to_string()))
     }
 
-    /// Whether this certificate counts now.
+    /// Whether this certificate is valid now: not expired, not revoked.
     pub(crate) fn is_valid(&self, certificate: &Certificate) -> bool {
         self.0.sessions.verify_certificate(certificate).is_ok()
     }
@@ -149,7 +171,7 @@ impl Doorkeeper {
         &self.0.sessions
     }
 
-    /// The Unix socket's door: root, and members of the group.
+    /// On the Unix socket: root, and members of the group.
     fn by_peer(&self, info: Option<&UdsConnectInfo>) -> Result<(Principal, Credential), Status> {
         let group = &self.0.group;
         let Some(peer) = info.and_then(|info| info.peer_cred) else {
@@ -169,7 +191,7 @@ impl Doorkeeper {
         Ok((who, Credential::Kernel))
     }
 
-    /// The TLS door: an API key, a certificate, or, with --trust-loopback, root or a member of the group on this machine.
+    /// Over TLS: an API key, a certificate, or, with --trust-loopback, root or a member of the group on this machine.
     fn by_tls(
         &self,
         peer: &TlsPeer,
@@ -225,7 +247,7 @@ impl Doorkeeper {
                     tracing::warn!("too many wrong API keys from {from}: it is slowed down");
                     too_many_wrong()
                 }
-                Wrong::Told => invalid_key(),
+                Wrong::Invalid => invalid_key(),
             });
         };
         if !throttle.right(from, &id) {
@@ -235,14 +257,14 @@ impl Doorkeeper {
     }
 }
 
-fn nobody() -> Status {
+fn unauthenticated() -> Status {
     to_status(
         Code::Unauthenticated,
-        "the call came through no door of ours",
+        "unauthenticated: no credentials on this connection",
     )
 }
 
-/// As K8E's clients send it: the scheme may be missing.
+/// The API key of an `authorization` header. `sandbox.v1` clients leave the scheme out.
 fn bearer(text: &str) -> Option<ApiKey> {
     let text = text.trim();
     let key = match text.split_once(' ') {

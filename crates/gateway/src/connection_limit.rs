@@ -1,16 +1,17 @@
-//! Connection limit for clients that have not authenticated: in total and for each source, from the accept on.
+//! Connection limit for unauthenticated clients: in total and for each source, from the accept on.
 //!
-//! Anybody can open connections and say nothing, so a connection counts as unauthenticated from its first moment, and has a
+//! Anybody can open connections and send nothing, so a connection counts as unauthenticated from its first moment, and has a
 //! deadline. Accepting never waits for one that is silent: when its source has its share, the oldest of that source is
 //! closed, and when the listener is full, the oldest of the source that has most. A client authenticates within
 //! milliseconds, so the oldest is the least likely to. Then it gives its slot back and counts as authenticated, which has a
 //! limit of its own.
 
-use crate::listen::{Bounded, Counted};
+use crate::connection::{Attached, Connection};
 use crate::metrics::CONNECTIONS_CLOSED;
 use crate::source::Source;
 use futures::task::AtomicWaker;
 use futures::{Stream, StreamExt as _};
+use k8e_net::accept::{ConnectionLimit, ConnectionPermit};
 use metrics::counter;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -20,9 +21,8 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
 
@@ -33,28 +33,31 @@ pub(crate) struct ConnectionLimits {
     pub(crate) listener: &'static str,
     /// Connections that have not authenticated, of all sources.
     pub(crate) unauthenticated_max: usize,
-    /// The same of one source.
+    /// The same, of one source.
     pub(crate) unauthenticated_per_source_max: usize,
-    /// Connections that have.
+    /// Connections that have authenticated.
     pub(crate) authenticated_max: usize,
-    /// From the accept.
+    /// Deadline for authentication, from the accept.
     pub(crate) authenticate_within: Duration,
 }
 
 /// A connection that is counted for as long as it is open.
-pub(crate) struct Limited {
-    stream: Counted<TcpStream>,
+pub(crate) type Limited = Connection<TcpStream, Counted>;
+
+/// What it is counted as, and until when it must have authenticated.
+pub(crate) struct Counted {
     peer: SocketAddr,
     slot: Arc<Slot>,
     /// None once it has authenticated.
     deadline: Option<Pin<Box<Sleep>>>,
+    _permit: ConnectionPermit,
 }
 
 /// What a connection is counted as.
 pub(crate) struct Slot {
     /// Changed with the table locked, read without.
     phase: AtomicU8,
-    /// Who waits for bytes of the connection, and must know when it is closed.
+    /// Wakes the task that reads the connection when it is closed to make room.
     waiting: AtomicWaker,
     /// In the order of accepting.
     number: u64,
@@ -97,14 +100,12 @@ pub(crate) fn accept(
         limits,
         table: Mutex::default(),
     });
-    Bounded::new(listener, limits.open_max())
-        .stream()
-        .filter_map(move |accepted| {
-            // Who is gone already has no address.
-            let limited = accepted.ok().and_then(|stream| {
-                let peer = stream.get_ref().peer_addr().ok()?;
-                Some(Limited::new(stream, peer, &connections))
-            });
+    ConnectionLimit::new(limits.open_max())
+        .incoming(listener)
+        .filter_map(move |(stream, permit)| {
+            // A client that is gone already has no address.
+            let peer = stream.peer_addr().ok();
+            let limited = peer.map(|peer| Limited::new(stream, peer, permit, &connections));
             std::future::ready(limited)
         })
 }
@@ -121,28 +122,34 @@ impl ConnectionLimits {
 // === impl Limited ===
 
 impl Limited {
-    fn new(stream: Counted<TcpStream>, peer: SocketAddr, connections: &Arc<Connections>) -> Self {
+    fn new(
+        stream: TcpStream,
+        peer: SocketAddr,
+        permit: ConnectionPermit,
+        connections: &Arc<Connections>,
+    ) -> Self {
         let within = connections.limits.authenticate_within;
-        Self {
-            stream,
+        let attached = Counted {
             peer,
             slot: connections.enter(Source::of(peer.ip())),
             deadline: Some(Box::pin(tokio::time::sleep(within))),
-        }
+            _permit: permit,
+        };
+        Self { stream, attached }
     }
 
     pub(crate) fn peer(&self) -> SocketAddr {
-        self.peer
+        self.attached.peer
     }
 
     pub(crate) fn slot(&self) -> &Arc<Slot> {
-        &self.slot
+        &self.attached.slot
     }
+}
 
-    pub(crate) fn get_ref(&self) -> &TcpStream {
-        self.stream.get_ref()
-    }
+// === impl Counted ===
 
+impl Attached for Counted {
     /// An error when it was closed to make room, or has not authenticated in time.
     fn check_open(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let Some(deadline) = &mut self.deadline else {
@@ -162,7 +169,7 @@ impl Limited {
     }
 }
 
-impl Drop for Limited {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.slot.leave();
     }
@@ -277,49 +284,6 @@ impl Table {
     }
 }
 
-impl AsyncRead for Limited {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.check_open(context)?;
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Limited {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.check_open(context)?;
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.check_open(context)?;
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -375,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn who_authenticates_gives_the_slot_back_and_cannot_be_closed() {
+    fn an_authenticated_connection_gives_its_slot_back_and_cannot_be_closed() {
         let connections = connections();
         let known = connections.enter(source(1));
         known.authenticate().unwrap();
@@ -430,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_does_not_authenticate_in_time_is_closed() {
+    async fn a_connection_that_does_not_authenticate_in_time_is_closed() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut accepted = std::pin::pin!(accept(listener, LIMITS));

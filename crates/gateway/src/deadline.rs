@@ -1,27 +1,23 @@
-//! A call whose deadline passed is told so.
+//! The deadline of a gRPC call: a call that is over it is answered with `DEADLINE_EXCEEDED`.
 //!
-//! tonic ends it too, but says `Cancelled`; a client whose own clock is a moment behind the server's
-//! would take that for something else than its deadline. This timer starts before tonic's and is asked
-//! first, so it is always the one that answers.
+//! tonic ends it too, but answers `CANCELLED`; a client whose own clock is a moment behind the server's would take that
+//! for something else than its deadline. This timer starts before tonic's and is polled first, so it is always the one
+//! that answers.
 
 use futures::future::BoxFuture;
 use k8e_api::status::to_status;
 use k8e_model::Code;
+use k8e_net::grpc_timeout;
 use std::task::{Context, Poll};
-use std::time::Duration;
-use tokio::time::{Instant, timeout_at};
 use tonic::body::Body;
-use tonic::codegen::http::{HeaderMap, Request, Response};
+use tonic::codegen::http::{Request, Response};
 use tower::{Layer, Service};
-
-/// gRPC's own bound.
-const DIGITS_MAX: usize = 8;
 
 /// Puts [`Deadline`] around a service.
 #[derive(Clone, Copy)]
 pub(crate) struct DeadlineLayer;
 
-/// Ends calls at the deadline that their client gave.
+/// Ends calls at the deadline that their client gave (`grpc-timeout`).
 #[derive(Clone)]
 pub(crate) struct Deadline<S>(S);
 
@@ -51,15 +47,14 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let within = timeout(request.headers());
-        // Now, not when it is first polled.
-        let deadline = within.and_then(|within| Instant::now().checked_add(within));
+        let limit = grpc_timeout::of(request.headers());
         let answer = self.0.call(request);
-        let Some(deadline) = deadline else {
+        if limit.is_none() {
             return Box::pin(answer);
-        };
+        }
+        let answer = grpc_timeout::within(limit, answer);
         Box::pin(async move {
-            timeout_at(deadline, answer).await.unwrap_or_else(|_| {
+            answer.await.unwrap_or_else(|_| {
                 let status = to_status(Code::Timeout, "the deadline of the call passed");
                 Ok(status.into_http())
             })
@@ -67,51 +62,15 @@ where
     }
 }
 
-/// What a client gives a call: digits and a unit. What is none is ignored, as tonic does.
-fn timeout(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.len() > DIGITS_MAX || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let number: u64 = digits.parse().ok()?;
-    match unit {
-        "H" => Some(Duration::from_secs(number * 3600)),
-        "M" => Some(Duration::from_secs(number * 60)),
-        "S" => Some(Duration::from_secs(number)),
-        "m" => Some(Duration::from_millis(number)),
-        "u" => Some(Duration::from_micros(number)),
-        "n" => Some(Duration::from_nanos(number)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+    use tokio::time::Instant;
     use tower::{ServiceExt as _, service_fn};
 
-    fn parsed(text: &str) -> Option<Duration> {
-        let mut headers = HeaderMap::new();
-        headers.insert("grpc-timeout", text.parse().unwrap());
-        timeout(&headers)
-    }
-
-    #[test]
-    fn deadlines_are_read() {
-        assert_eq!(parsed("1H"), Some(Duration::from_secs(3600)));
-        assert_eq!(parsed("2M"), Some(Duration::from_secs(120)));
-        assert_eq!(parsed("99999999S"), Some(Duration::from_secs(99_999_999)));
-        assert_eq!(parsed("1500m"), Some(Duration::from_millis(1500)));
-        assert_eq!(parsed("7u"), Some(Duration::from_micros(7)));
-        assert_eq!(parsed("7n"), Some(Duration::from_nanos(7)));
-        for bad in ["", "5", "S", "-1S", "999999999S", "1x", "+1S"] {
-            assert_eq!(parsed(bad), None, "{bad:?}");
-        }
-    }
-
     #[tokio::test(start_paused = true)]
-    async fn who_is_late_is_told_so() {
+    async fn a_call_over_its_deadline_is_answered_with_deadline_exceeded() {
         let never = service_fn(async |_: Request<()>| -> Result<Response<Body>, ()> {
             std::future::pending().await
         });

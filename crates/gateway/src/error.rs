@@ -1,86 +1,97 @@
-//! Why the doors could not be opened or served.
+//! Errors of starting and serving the gateway.
 
 use k8e_model::Code;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Why the doors could not be opened or served.
+/// Why the gateway could not be started or served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The socket could not be made.
+    /// The Unix socket could not be created.
     #[error("cannot {operation} the socket {}", path.display())]
     Socket {
-        /// What was done.
+        /// The operation that failed.
         operation: &'static str,
-        /// To what.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A listening socket could not be watched.
-    #[error("cannot watch a listening socket")]
+    /// A listening socket could not be registered with the event loop.
+    #[error("cannot register a listening socket with the event loop")]
     Reactor(#[source] io::Error),
-    /// The address that was asked for is not to be had.
+    /// The address of the TLS listener cannot be bound.
     #[error("cannot listen on {address}: choose another address with --listen, or --listen none")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The address for metrics is not to be had.
+    /// The address of the admin HTTP server cannot be bound.
     #[error("cannot listen on {address} for metrics: choose another address with --metrics-listen")]
     MetricsListen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The address for exposed services is not to be had.
+    /// The address for exposed services cannot be bound.
     #[error(
         "cannot listen on {address} for exposed services: choose another address with --expose-listen, or --expose-listen none"
     )]
     ExposeListen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Measuring cannot begin.
-    #[error("cannot start to measure")]
+    /// The address of the E2B API cannot be bound.
+    #[error(
+        "cannot listen on {address} for the E2B API: choose another address with --e2b-listen, or --e2b-listen none"
+    )]
+    E2bListen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The metrics recorder could not be installed.
+    #[error("cannot install the metrics recorder")]
     Metrics(#[source] metrics_exporter_prometheus::BuildError),
     /// A certificate file could not be read or written.
     #[error("cannot {operation} {}", path.display())]
     CertificateFile {
-        /// What was done.
+        /// The operation that failed.
         operation: &'static str,
-        /// To what.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A certificate could not be made or read.
+    /// A certificate could not be issued or read.
     #[error("cannot {operation} in {}: {cause}; move the directory away to start with a new authority", dir.display())]
     Certificate {
-        /// What was done.
+        /// The operation that failed.
         operation: &'static str,
-        /// Where.
+        /// The directory of the certificates.
         dir: PathBuf,
-        /// What is wrong.
+        /// The cause.
         cause: String,
     },
     /// A name that no certificate can have.
-    #[error("{0:?} cannot stand in a certificate: use a host name or an address")]
+    #[error("{0:?} cannot be in a certificate: use a host name or an address")]
     Name(String),
-    /// Our own description of the service is broken.
-    #[error("cannot describe the service")]
+    /// The descriptors for gRPC reflection are broken.
+    #[error("cannot serve gRPC reflection")]
     Reflection(#[source] tonic_reflection::server::Error),
     /// Serving failed.
     #[error("cannot serve")]
@@ -90,12 +101,13 @@ pub enum Error {
 // === impl Error ===
 
 impl Error {
-    /// What it means to whoever starts the server.
+    /// The error code for the process that starts the server.
     pub fn code(&self) -> Code {
         match self {
-            Self::Listen { .. } | Self::MetricsListen { .. } | Self::ExposeListen { .. } => {
-                Code::Precondition
-            }
+            Self::Listen { .. }
+            | Self::MetricsListen { .. }
+            | Self::ExposeListen { .. }
+            | Self::E2bListen { .. } => Code::Precondition,
             Self::Name(_) => Code::Invalid,
             Self::Socket { .. }
             | Self::CertificateFile { .. }

@@ -1,16 +1,18 @@
-//! The door for visitors of services in sandboxes: plain HTTP, each request with its service's token.
+//! Reverse proxy to services in sandboxes ("exposed services"): plain HTTP, each request with its service's token.
 //!
-//! Visitors are nobody that the server knows and services are hostile, so the door trusts neither. A
-//! wrong token, a service without a URL and a session that is not there are the same answer in the
-//! same time. What a service says is kept from meaning anything outside its own path, or host where
-//! each has one: otherwise all of them share one origin. Nothing is buffered: bodies and WebSockets go through as they come.
+//! Its clients ("visitors") have no account and services are hostile, so neither is trusted. A wrong token, a service
+//! without a URL and a session that does not exist get the same answer in the same time. Headers of a service's answer
+//! that would affect more than its own path (or host, where each has one) are removed or rewritten: otherwise all services
+//! share one origin. Nothing is buffered: bodies and WebSockets are streamed.
 
 mod base;
 mod headers;
-mod relay;
-mod visit;
+mod proxy;
+mod token_auth;
 
 pub use base::BaseUrl;
+
+pub(crate) use proxy::{Failed, forward};
 
 use crate::Error;
 use crate::connection_limit::{self, ConnectionLimits, LimitReached, Limited, Slot};
@@ -34,11 +36,11 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// What a request's head may take, and the wait for the next on a connection.
+/// Timeout of a request's head, and of the wait for the next request on a connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(15);
 
-/// A visitor is authenticated once a request of the connection had the right token. Each costs two descriptors then, and some
-/// buffers; one session's services take at most 64 at once. A proxy in front is one source, so that may have half.
+/// A connection is authenticated once a request of it had the right token. Each costs two descriptors then, and some
+/// buffers; one session's services take at most 64 at once. A proxy in front is one source, so one source may have half.
 const LIMITS: ConnectionLimits = ConnectionLimits {
     listener: "expose",
     unauthenticated_max: 1024,
@@ -47,51 +49,51 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     authenticate_within: HEAD_WITHIN,
 };
 
-/// Of a head, either way: cookies and all. Bodies have no bound.
+/// Bytes and headers of a head, of requests and answers. Bodies have no bound.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 const HEADERS_MAX: usize = 128;
 
-/// A visitor whose machine is gone is noticed: silent for that long, then asked so often.
-const SILENT_FOR: Duration = Duration::from_secs(60);
-const ASKED_EVERY: Duration = Duration::from_secs(20);
-const ASKED_TIMES: u32 = 3;
+/// TCP keepalive, so that a visitor whose machine is gone is noticed: idle time, interval and count of the probes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEPALIVE_PROBES: u32 = 3;
 
 const REQUESTS: &str = "k8e_expose_requests_total";
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
 
-/// An answer, whoever's.
+/// An answer: a service's, or one of our own.
 type Answer = Response<BoxBody<Bytes, hyper::Error>>;
 
-/// Where the door is.
+/// Where the reverse proxy listens, and its URL.
 #[derive(Clone, Debug)]
 pub struct Expose {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Whether the server may not start without it. An address that nobody asked for may be taken.
+    /// Whether failing to bind is an error. A default address may be in use by another program.
     pub required: bool,
-    /// How visitors get there [default: the address]. With https, somebody in front speaks TLS.
+    /// The URL that visitors use [default: the address]. With https, a proxy in front terminates TLS.
     pub base_url: Option<BaseUrl>,
 }
 
-/// The door, open but not served yet.
-pub(crate) struct ExposeDoor {
+/// The reverse proxy, listening but not served yet.
+pub(crate) struct ExposeServer {
     listener: TcpListener,
     pub(crate) address: SocketAddr,
     base: BaseUrl,
 }
 
-/// What an answer is made from.
+/// State shared by all connections.
 struct View {
     sessions: Sessions,
     base: BaseUrl,
 }
 
-// === impl ExposeDoor ===
+// === impl ExposeServer ===
 
-impl ExposeDoor {
-    /// `name` is what others call this machine.
+impl ExposeServer {
+    /// `name`: the host name that clients use for this machine.
     pub(crate) fn open(
         expose: &Expose,
         listener: std::net::TcpListener,
@@ -115,12 +117,12 @@ impl ExposeDoor {
         })
     }
 
-    /// How visitors get here.
+    /// What the URLs of services begin with.
     pub(crate) fn base(&self) -> ExposeBase {
         self.base.for_engine()
     }
 
-    /// Serves until it is dropped, and cuts its visitors off then: a stream of events has no end.
+    /// Serves until it is dropped, and closes all connections then: a stream of events has no end.
     pub(crate) async fn serve(self, sessions: Sessions) {
         describe_counter!(
             REQUESTS,
@@ -145,7 +147,7 @@ impl ExposeDoor {
 
 async fn serve_one(stream: Limited, view: Arc<View>) {
     let (visitor, slot) = (stream.peer(), Arc::clone(stream.slot()));
-    if let Err(error) = keep_alive(stream.get_ref()) {
+    if let Err(error) = keep_alive(&stream.stream) {
         tracing::debug!("a visitor's connection: {error}");
         return;
     }
@@ -167,16 +169,16 @@ async fn serve_one(stream: Limited, view: Arc<View>) {
 
 fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, SILENT_FOR)?;
-    sockopt::set_tcp_keepintvl(stream, ASKED_EVERY)?;
-    sockopt::set_tcp_keepcnt(stream, ASKED_TIMES)
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)
 }
 
 // === impl View ===
 
 impl View {
     async fn answer(&self, request: Request<Incoming>, visitor: IpAddr, slot: &Slot) -> Answer {
-        let Some((visit, port)) = visit::admit(&self.sessions, &self.base, &request) else {
+        let Some((visit, port)) = token_auth::admit(&self.sessions, &self.base, &request) else {
             count("refused");
             return not_found();
         };
@@ -188,19 +190,19 @@ impl View {
             count("3xx");
             return elsewhere;
         }
-        let answered = relay::relay(&self.base, &visit, &port, request, visitor).await;
+        let answered = proxy::relay(&self.base, &visit, &port, request, visitor).await;
         match answered {
             Ok(answer) => {
                 count(class(answer.status()));
                 answer
             }
-            Err(relay::Failed::Gone) => {
+            Err(proxy::Failed::Gone) => {
                 count("refused");
                 not_found()
             }
-            Err(relay::Failed::Unreachable(status, why)) => {
+            Err(proxy::Failed::Unreachable(status, why)) => {
                 count("unreachable");
-                told(status, &why)
+                plain_text(status, &why)
             }
         }
     }
@@ -220,10 +222,10 @@ fn class(status: StatusCode) -> &'static str {
     }
 }
 
-/// The one answer to who has no business here; it does not say why. Who guesses begins anew each time.
+/// The one answer to requests without a right token; it does not say why. It closes the connection, so each guess costs one.
 fn not_found() -> Answer {
     let text = "not found: no service is exposed here, or its token is missing or wrong; its owner gets the URL from `k8e sandbox exposed`";
-    let mut answer = told(StatusCode::NOT_FOUND, text);
+    let mut answer = plain_text(StatusCode::NOT_FOUND, text);
     let close = HeaderValue::from_static("close");
     answer.headers_mut().insert(CONNECTION, close);
     answer
@@ -231,14 +233,14 @@ fn not_found() -> Answer {
 
 fn too_many(LimitReached { authenticated_max }: LimitReached) -> Answer {
     let text = format!("{authenticated_max} visitors are connected already: try again");
-    let mut answer = told(StatusCode::SERVICE_UNAVAILABLE, &text);
+    let mut answer = plain_text(StatusCode::SERVICE_UNAVAILABLE, &text);
     let close = HeaderValue::from_static("close");
     answer.headers_mut().insert(CONNECTION, close);
     answer
 }
 
-/// An answer of our own.
-fn told(status: StatusCode, text: &str) -> Answer {
+/// An answer of our own, as plain text.
+fn plain_text(status: StatusCode, text: &str) -> Answer {
     let body = Full::new(Bytes::from(format!("{text}\n")));
     let mut answer = Response::new(body.map_err(|never| match never {}).boxed());
     *answer.status_mut() = status;

@@ -1,52 +1,60 @@
-//! The doors: who may come in, and what they say turned into calls of the engine.
+//! The listeners ("doors") of the server: authentication, rate limiting, and gRPC turned into calls of the engine.
 //!
-//! Two doors lead to one service: a Unix socket, where the kernel says who is there, and TLS over
-//! TCP, where certificates and API keys do. A third, if somebody asks for it, shows how the server is, and
-//! a fourth leads visitors to services that sessions expose. A door
-//! parses and renders; it never talks to a driver, a guest or the store.
+//! Two listeners serve the same gRPC services: a Unix socket, where the kernel says who the client is, and TLS over TCP,
+//! where certificates and API keys do. Three more are optional: the admin HTTP server for metrics and probes, the
+//! reverse proxy to services that sessions expose, and the E2B API. This crate parses and renders; it never talks to a driver, a guest or
+//! the store.
 
 mod admin;
 mod auth;
-mod broken_off;
+mod cancellation;
 mod catch_panic;
-mod compat;
+mod certificate_rotation;
+mod connection;
 mod connection_limit;
 mod deadline;
+mod e2b;
 mod error;
 mod expose;
-mod grpc;
-mod limit;
-mod listen;
+mod k8e_v1;
 mod listeners;
 mod metrics;
-mod rotate;
-mod secure;
-mod socket;
+mod rate_limit;
+mod sandbox_v1;
 mod source;
+mod tls_listener;
+mod unix_socket;
 
-/// For the crate `fuzz`: decoders that are nobody else's business.
+/// For the crate `fuzz`: decoders that are private otherwise.
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::auth::fuzzing::*;
+    pub use crate::e2b::fuzzing::*;
 }
 
 pub use admin::Admin;
 pub use auth::peer::group_id;
+pub use e2b::E2b;
 pub use error::Error;
 pub use expose::{BaseUrl, Expose};
-pub use limit::{Rate, RateLimits};
+pub use k8e_net::token_bucket::Rate;
 pub use listeners::Listeners;
 pub use metrics::Metrics;
+pub use rate_limit::RateLimits;
 
-use admin::AdminDoor;
-use auth::Doorkeeper;
-use auth::admit::AdmitLayer;
+use admin::AdminServer;
+use auth::Authenticator;
+use auth::middleware::AuthLayer;
 use auth::tls::Tls;
-use expose::ExposeDoor;
+use certificate_rotation::Names;
+use connection::Connection;
+use e2b::E2bServer;
+use expose::ExposeServer;
+use futures::StreamExt as _;
 use k8e_engine::Sessions;
-use listen::Bounded;
+use k8e_net::accept::ConnectionLimit;
 use metrics::CountLayer;
-use rotate::Names;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,85 +62,87 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tonic::transport::Server;
-use tower::util::MapRequestLayer;
+use tower::util::{MapFutureLayer, MapRequestLayer};
 
-/// Connections of the Unix socket. Each costs a descriptor and some buffers; further ones wait in the
-/// kernel's queue, so that ten thousand clients at once are slow and not an outage.
+/// Connection limit of the Unix socket. Each costs a descriptor and some buffers; further ones wait in the
+/// kernel's queue (backpressure), so that ten thousand clients at once are slow and not an outage.
 const UNIX_CONNECTIONS_MAX: usize = 4096;
 
 /// Calls under way on one connection; further ones wait at the client.
 ///
-/// A call holds at most one message that is being put together, of 64 MiB (K8E's clients write files
-/// in one), so a connection that means harm costs 8 GiB, and a door that times its connections. That is more
-/// than a machine has: it bounds one client's mistakes, not all clients' malice. Who gets this far
-/// has been let in, by the kernel, a certificate of ours or an API key; strangers never reach the
-/// decoder.
+/// A call holds at most one message that is being decoded, of 64 MiB (`sandbox.v1` clients write files in one), so a
+/// hostile connection costs 8 GiB, times the connection limit. That is more than a machine has: it bounds one client's
+/// mistakes, not all clients' malice. Clients that get this far are authenticated, by the kernel, a certificate of ours
+/// or an API key; an unauthenticated client never reaches the decoder.
 const STREAMS_PER_CONNECTION_MAX: u32 = 128;
 
-/// A peer that is silent for this long is asked for a sign of life, then dropped: its commands end.
+/// HTTP/2 keepalive: a peer that is silent for this long is sent a ping; without a reply it is dropped and its commands end.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Enough that a large file is not held up by round trips.
+/// HTTP/2 flow-control windows: enough that a large file does not wait for round trips.
 const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 
-/// What calls under way get when the server stops.
+/// Drain timeout: how long calls under way have to end when the server stops.
 const DRAIN_WITHIN: Duration = Duration::from_secs(5);
 
-/// Where the doors are.
+/// Where the server listens, and its limits.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The Unix socket.
+    /// Path of the Unix socket.
     pub socket: PathBuf,
-    /// Whose members may use the socket, besides root.
+    /// The group whose members may use the Unix socket, besides root.
     pub socket_group: String,
-    /// The TLS door; none leaves only the socket.
+    /// The TLS listener; none leaves only the Unix socket.
     pub tcp: Option<Tcp>,
     /// Where our certificate authority, the server's certificate and the admin's are kept.
     pub tls_dir: PathBuf,
     /// Where `sandbox.v1` clients on this machine look for the authority: it gets links to ours,
     /// beside whatever else is there.
     pub tls_links_dir: Option<PathBuf>,
-    /// Names of this server that the machine does not know: those that others have for it.
+    /// Further names for the server's certificate: those that clients use and this machine does not know.
     pub tls_names: Vec<String>,
-    /// How often to look whether the server's certificate must be made again.
+    /// Between checks whether the server's certificate must be renewed.
     pub tls_check_every: Duration,
-    /// How often one principal may call.
+    /// Rate limits of each principal.
     pub rate_limits: RateLimits,
-    /// The door for those who watch the server, if there shall be one.
+    /// The admin HTTP server for metrics and probes; none serves neither.
     pub admin: Option<Admin>,
-    /// The door for visitors of exposed services; without it nothing can be exposed.
+    /// The reverse proxy to exposed services; without it nothing can be exposed.
     pub expose: Option<Expose>,
+    /// The E2B API; none does not serve it.
+    pub e2b: Option<E2b>,
 }
 
-/// How often [`Config::tls_check_every`] is, unless somebody has a reason.
+/// Default of [`Config::tls_check_every`].
 pub const TLS_CHECK_EVERY: Duration = Duration::from_secs(60);
 
-/// The TLS door.
+/// The TLS listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Tcp {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Whether the server may not start without it. An address that nobody asked for may be taken.
+    /// Whether failing to bind is an error. A default address may be in use by another program.
     pub required: bool,
-    /// Whether a client on loopback without key and certificate is believed to be the user that the kernel says owns its
-    /// socket, and let in if that is root or a member of the group.
+    /// Whether a client on loopback without key and certificate is authenticated as the user that the kernel says owns
+    /// its socket, and admitted if that is root or a member of the group.
     pub trust_loopback: bool,
 }
 
-/// The doors, open but not served yet.
+/// The listeners, bound but not served yet.
 pub struct Gateway {
     sessions: Sessions,
     group: String,
     rate_limits: RateLimits,
     unix: UnixListener,
-    tcp: Option<TcpDoor>,
-    admin: Option<AdminDoor>,
-    expose: Option<ExposeDoor>,
+    tcp: Option<TlsServer>,
+    admin: Option<AdminServer>,
+    expose: Option<ExposeServer>,
+    e2b: Option<E2bServer>,
 }
 
-struct TcpDoor {
+struct TlsServer {
     listener: TcpListener,
     address: SocketAddr,
     trust_loopback: bool,
@@ -151,18 +161,22 @@ impl Gateway {
             _ => None,
         };
         let admin = match (config.admin, listeners.admin) {
-            (Some(admin), Some(listener)) => Some(AdminDoor::open(admin, listener)?),
+            (Some(admin), Some(listener)) => Some(AdminServer::open(admin, listener)?),
             _ => None,
         };
         let expose = match (&config.expose, listeners.expose) {
             (Some(expose), Some(listener)) => {
                 let name = config.tls_names.first().map(String::as_str);
-                Some(ExposeDoor::open(expose, listener, name)?)
+                Some(ExposeServer::open(expose, listener, name)?)
             }
             _ => None,
         };
-        if let Some(door) = &expose {
-            sessions.serve_exposed_at(door.base());
+        let e2b = match (&config.e2b, listeners.e2b) {
+            (Some(e2b), Some(listener)) => Some(E2bServer::open(e2b, listener)?),
+            _ => None,
+        };
+        if let Some(server) = &expose {
+            sessions.serve_exposed_at(server.base());
         }
         let unix = UnixListener::from_std(listeners.unix).map_err(Error::Reactor)?;
         Ok(Self {
@@ -173,74 +187,88 @@ impl Gateway {
             tcp,
             admin,
             expose,
+            e2b,
         })
     }
 
-    /// The address of the TLS door, if there is one.
+    /// The address of the TLS listener, if there is one.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
-        self.tcp.as_ref().map(|door| door.address)
+        self.tcp.as_ref().map(|server| server.address)
     }
 
-    /// The address of the door for those who watch, if there is one.
+    /// The address of the admin HTTP server, if there is one.
     pub fn admin_address(&self) -> Option<SocketAddr> {
-        self.admin.as_ref().map(|door| door.address)
+        self.admin.as_ref().map(|server| server.address)
     }
 
-    /// The address of the door for visitors of exposed services, if there is one.
+    /// The address of the reverse proxy to exposed services, if there is one.
     pub fn expose_address(&self) -> Option<SocketAddr> {
-        self.expose.as_ref().map(|door| door.address)
+        self.expose.as_ref().map(|server| server.address)
+    }
+
+    /// The address of the E2B API, if it is served.
+    pub fn e2b_address(&self) -> Option<SocketAddr> {
+        self.e2b.as_ref().map(|server| server.address)
     }
 
     /// Serves until `shutdown`, then takes no more calls and gives those under way five seconds.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopped) = watch::channel(false);
-        let visited = self.sessions.clone();
-        let tls = self.tcp.as_ref().map(|door| Arc::clone(&door.tls));
-        let service = grpc::services(self.sessions.clone(), tls, stopped.clone()).await?;
-        let keeper = Doorkeeper::new(self.sessions.clone(), self.group, self.rate_limits);
-        let layers = (CountLayer::new(), AdmitLayer(keeper));
+        let exposing = self.sessions.clone();
+        let tls = self.tcp.as_ref().map(|server| Arc::clone(&server.tls));
+        let service = k8e_v1::services(self.sessions.clone(), tls, stopped.clone()).await?;
+        let authenticator = Authenticator::new(self.sessions.clone(), self.group, self.rate_limits);
+        let e2b_authenticator = authenticator.clone();
+        let layers = (CountLayer::new(), AuthLayer(authenticator));
         let unix = serve_unix(self.unix, service.clone(), layers.clone(), signal(&stopped));
         let tcp = async {
             match self.tcp {
-                Some(door) => serve_tcp(door, service, layers, signal(&stopped)).await,
+                Some(server) => serve_tcp(server, service, layers, signal(&stopped)).await,
                 None => Ok(()),
             }
         };
-        // Boxed: two servers are a lot to carry around in a caller's future.
-        let doors = Box::pin(async { tokio::try_join!(unix, tcp).map(drop) });
+        // Boxed: two servers make a large future.
+        let servers = Box::pin(async { tokio::try_join!(unix, tcp).map(drop) });
         let admin = async {
             match self.admin {
-                Some(door) => door.serve(self.sessions, stopped.clone()).await,
+                Some(server) => server.serve(self.sessions, stopped.clone()).await,
                 None => std::future::pending().await,
             }
         };
         let expose = async {
             match self.expose {
-                Some(door) => door.serve(visited).await,
+                Some(server) => server.serve(exposing).await,
                 None => std::future::pending().await,
             }
         };
-        // Whoever watches sees the others drain, and visitors stay until they have.
+        let e2b = async {
+            match self.e2b {
+                Some(server) => server.serve(e2b_authenticator).await,
+                None => std::future::pending().await,
+            }
+        };
+        // Metrics, probes, the E2B API and exposed services are served until the calls have drained.
         tokio::select! {
-            result = drained(doors, shutdown, &stop) => result,
+            result = drained(servers, shutdown, &stop) => result,
             () = admin => Ok(()),
             () = expose => Ok(()),
+            () = e2b => Ok(()),
         }
     }
 }
 
-/// Runs the doors until they fail or `shutdown` is done and they are empty, or time is up.
+/// Graceful shutdown: serves until `shutdown`, then until the calls under way have ended or [`DRAIN_WITHIN`] is over.
 async fn drained(
-    mut doors: impl Future<Output = Result<(), Error>> + Unpin,
+    mut servers: impl Future<Output = Result<(), Error>> + Unpin,
     shutdown: impl Future<Output = ()>,
     stop: &watch::Sender<bool>,
 ) -> Result<(), Error> {
     tokio::select! {
-        result = &mut doors => return result,
+        result = &mut servers => return result,
         () = shutdown => {}
     }
     stop.send_replace(true);
-    match tokio::time::timeout(DRAIN_WITHIN, doors).await {
+    match tokio::time::timeout(DRAIN_WITHIN, servers).await {
         Ok(result) => result,
         Err(_) => {
             tracing::warn!("calls were still under way after {DRAIN_WITHIN:?} and are cut off");
@@ -249,7 +277,11 @@ async fn drained(
     }
 }
 
-fn open_tcp(tcp: Tcp, listener: std::net::TcpListener, config: &Config) -> Result<TcpDoor, Error> {
+fn open_tcp(
+    tcp: Tcp,
+    listener: std::net::TcpListener,
+    config: &Config,
+) -> Result<TlsServer, Error> {
     let listener = TcpListener::from_std(listener).map_err(Error::Reactor)?;
     let address = listener.local_addr().unwrap_or(tcp.address);
     if tcp.trust_loopback {
@@ -263,7 +295,7 @@ fn open_tcp(tcp: Tcp, listener: std::net::TcpListener, config: &Config) -> Resul
     if let Some(dir) = &config.tls_links_dir {
         tls.link_authority(dir)?;
     }
-    Ok(TcpDoor {
+    Ok(TlsServer {
         listener,
         address,
         trust_loopback: tcp.trust_loopback,
@@ -275,42 +307,50 @@ fn open_tcp(tcp: Tcp, listener: std::net::TcpListener, config: &Config) -> Resul
 
 async fn serve_unix(
     listener: UnixListener,
-    services: grpc::Services,
-    (count, admit): (CountLayer, AdmitLayer),
+    services: k8e_v1::Services,
+    (count, admit): (CountLayer, AuthLayer),
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
+    let incoming = ConnectionLimit::new(UNIX_CONNECTIONS_MAX).incoming(listener);
+    let incoming =
+        incoming.map(|(stream, attached)| Ok::<_, io::Error>(Connection { stream, attached }));
     tuned(Server::builder())
         .layer(count)
         .layer(deadline::DeadlineLayer)
         .layer(admit)
-        .layer(MapRequestLayer::new(broken_off::told))
-        .layer(catch_panic::CatchPanicLayer)
+        .layer(MapRequestLayer::new(cancellation::fail_on_cancel))
+        .layer(MapFutureLayer::new(catch_panic::catch_panic))
         .add_routes(services)
-        .serve_with_incoming_shutdown(Bounded::new(listener, UNIX_CONNECTIONS_MAX).stream(), stop)
+        .serve_with_incoming_shutdown(incoming, stop)
         .await
         .map_err(Error::Serve)
 }
 
 async fn serve_tcp(
-    door: TcpDoor,
-    services: grpc::Services,
-    (count, admit): (CountLayer, AdmitLayer),
+    server: TlsServer,
+    services: k8e_v1::Services,
+    (count, admit): (CountLayer, AuthLayer),
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let config = door.tls.server_config()?;
-    let keeper = admit.0.clone();
-    let incoming = secure::accept(door.listener, config, keeper, door.trust_loopback);
+    let config = server.tls.server_config()?;
+    let authenticator = admit.0.clone();
+    let incoming = tls_listener::accept(
+        server.listener,
+        config,
+        authenticator,
+        server.trust_loopback,
+    );
     let served = tuned(Server::builder())
         .layer(count)
         .layer(deadline::DeadlineLayer)
         .layer(admit)
-        .layer(MapRequestLayer::new(broken_off::told))
-        .layer(catch_panic::CatchPanicLayer)
+        .layer(MapRequestLayer::new(cancellation::fail_on_cancel))
+        .layer(MapFutureLayer::new(catch_panic::catch_panic))
         .add_routes(services)
         .serve_with_incoming_shutdown(incoming, stop);
     tokio::select! {
         served = served => served.map_err(Error::Serve),
-        never = rotate::rotate(&door.tls, &door.names, door.check_every) => match never {},
+        never = certificate_rotation::rotate(&server.tls, &server.names, server.check_every) => match never {},
     }
 }
 
@@ -326,7 +366,7 @@ fn tuned(server: Server) -> Server {
 fn signal(stopped: &watch::Receiver<bool>) -> impl Future<Output = ()> + use<> {
     let mut stopped = stopped.clone();
     async move {
-        // An error is a sender that is gone, and the server with it.
+        // An error: the sender is dropped, and with it the server.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     }
 }

@@ -1,12 +1,12 @@
-//! The listening sockets of every server of the gateway, bound by a process that may still do so:
-//! ports below 1024 and the directory of the Unix socket can need root, serving needs none.
+//! The listening sockets of the gateway, bound before the privilege drop: ports below 1024 and the directory of the Unix
+//! socket can need root, serving needs none.
 
-use crate::{Config, Error, socket};
+use crate::{Config, Error, unix_socket};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 
-/// Connections that wait to be accepted.
+/// Backlog: connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// Bound and listening: clients can connect, and wait to be served.
@@ -16,12 +16,13 @@ pub struct Listeners {
     pub(crate) tcp: Option<TcpListener>,
     pub(crate) admin: Option<TcpListener>,
     pub(crate) expose: Option<TcpListener>,
+    pub(crate) e2b: Option<TcpListener>,
 }
 
 // === impl Listeners ===
 
 impl Listeners {
-    /// Binds all that `config` names. An address that nobody asked for may be taken.
+    /// Binds all that `config` names. A default address that is in use is skipped with a warning.
     pub fn bind(config: &Config) -> Result<Self, Error> {
         let tcp = match &config.tcp {
             Some(tcp) => match listen(tcp.address) {
@@ -65,19 +66,37 @@ impl Listeners {
             },
             None => None,
         };
-        let unix = socket::bind(&config.socket, &config.socket_group)?;
+        let e2b = match &config.e2b {
+            Some(e2b) => match listen(e2b.address) {
+                Err(source) if e2b.required => {
+                    let address = e2b.address;
+                    return Err(Error::E2bListen { address, source });
+                }
+                Err(source) => {
+                    tracing::warn!(
+                        "cannot listen on {}: {source}; the E2B API is not served. Choose an address with --e2b-listen",
+                        e2b.address
+                    );
+                    None
+                }
+                Ok(listener) => Some(listener),
+            },
+            None => None,
+        };
+        let unix = unix_socket::bind(&config.socket, &config.socket_group)?;
         Ok(Self {
             unix,
             tcp,
             admin,
             expose,
+            e2b,
         })
     }
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
-    // The standard library's queue is shorter.
+    // The standard library's backlog is shorter.
     rustix::net::listen(&listener, BACKLOG)?;
     listener.set_nonblocking(true)?;
     Ok(listener)

@@ -1,4 +1,4 @@
-//! The recorder behind `/metrics`, what the doors count, and what the process says of itself.
+//! Metrics: the Prometheus recorder, counters of calls and authentication, and gauges of the process.
 //!
 //! The engine has its own names ([`k8e_engine::metrics`]). Nothing here has a label that a client
 //! can choose: a call is counted under the name of a method that we know, or as `other`.
@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 use hyper::body::{Body, Frame, SizeHint};
 use k8e_api::{sandbox_v1, v1};
 use k8e_engine::Sessions;
+use k8e_net::admin_http;
 use metrics::{SharedString, counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use prost::Message as _;
@@ -18,7 +19,7 @@ use std::fs;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tonic::Code;
 use tonic::codegen::http::{HeaderMap, Request, Response};
 use tower::{Layer, Service};
@@ -29,17 +30,13 @@ pub(crate) const AUTH_WRONG_KEYS: &str = "k8e_auth_wrong_keys_total";
 pub(crate) const CONNECTIONS_CLOSED: &str = "k8e_connections_closed_total";
 pub(crate) const RATE_LIMITED: &str = "k8e_rate_limited_total";
 const BUILD_INFO: &str = "k8e_build_info";
-// As every process of Prometheus' world is described.
+// Prometheus' standard names for a process.
 const PROCESS_MEMORY: &str = "process_resident_memory_bytes";
 const PROCESS_FDS: &str = "process_open_fds";
 const PROCESS_FDS_MAX: &str = "process_max_fds";
 const PROCESS_START: &str = "process_start_time_seconds";
 
-/// Between sums of what histograms were told: until then each sample is kept, and with nobody
-/// looking nothing else would sum them.
-const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-
-/// What is measured from when this is made. One in a process.
+/// The recorder of this process. There can be one.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     handle: PrometheusHandle,
@@ -60,13 +57,13 @@ pub(crate) struct Count<S> {
     layer: CountLayer,
 }
 
-/// An answer that is counted when its code is known: at its end.
+/// The body of an answer; the call is counted when its code is known, at its end.
 pub(crate) struct CountedBody<B> {
     inner: B,
     call: Call,
 }
 
-/// A call that is not counted yet; dropped like that, its client did not wait for the end.
+/// A call that is counted once: with its code, or as cancelled when it is dropped before.
 struct Call {
     method: SharedString,
     counted: bool,
@@ -75,7 +72,7 @@ struct Call {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Starts to measure. Before the engine is started: it asks for its counters then.
+    /// Installs the recorder. Before the engine is started, which registers its counters then.
     pub fn install() -> Result<Self, Error> {
         let mut builder = PrometheusBuilder::new();
         for (name, buckets) in k8e_engine::metrics::HISTOGRAMS {
@@ -91,19 +88,16 @@ impl Metrics {
         })
     }
 
-    /// Everything, in Prometheus' text format.
+    /// All metrics, in Prometheus' text format.
     pub(crate) fn render(&self, sessions: &Sessions) -> String {
         sessions.observe();
         self.observe();
         self.handle.render()
     }
 
-    /// Keeps what is measured small. Never ends.
+    /// Keeps the samples of histograms small. Never ends.
     pub(crate) async fn upkeep(&self) {
-        loop {
-            tokio::time::sleep(UPKEEP_EVERY).await;
-            self.handle.run_upkeep();
-        }
+        admin_http::upkeep(self.handle.clone()).await;
     }
 
     fn observe(&self) {
@@ -115,7 +109,7 @@ impl Metrics {
             gauge!(PROCESS_MEMORY).set(float(bytes));
         }
         if let Ok(open) = fs::read_dir("/proc/self/fd") {
-            // One of them is ours, for reading this.
+            // Reading the directory has one open too.
             gauge!(PROCESS_FDS).set(float(open.count().saturating_sub(1) as u64));
         }
         if let Some(max) = getrlimit(Resource::Nofile).current {
@@ -127,7 +121,7 @@ impl Metrics {
 // === impl CountLayer ===
 
 impl CountLayer {
-    /// Knows the methods of every service that the doors serve.
+    /// With the methods of every service that is served.
     pub(crate) fn new() -> Self {
         let services = [
             v1::FILE_DESCRIPTOR_SET,
@@ -180,8 +174,8 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await?;
-            // A call that fails at once says so here; others after their last message.
-            call.told(answer.headers());
+            // The code of a call that fails at once is in the headers, of others in the trailers.
+            call.observe(answer.headers());
             Ok(answer.map(|inner| CountedBody { inner, call }))
         })
     }
@@ -201,7 +195,7 @@ impl<B: Body + Unpin> Body for CountedBody<B> {
         if let Some(Ok(frame)) = &frame
             && let Some(trailers) = frame.trailers_ref()
         {
-            self.call.told(trailers);
+            self.call.observe(trailers);
         }
         Poll::Ready(frame)
     }
@@ -218,8 +212,8 @@ impl<B: Body + Unpin> Body for CountedBody<B> {
 // === impl Call ===
 
 impl Call {
-    /// Counts it if these have its code.
-    fn told(&mut self, headers: &HeaderMap) {
+    /// Counts the call if these headers have its code.
+    fn observe(&mut self, headers: &HeaderMap) {
         if let Some(code) = headers.get("grpc-status") {
             self.count(Code::from_bytes(code.as_bytes()));
         }
@@ -244,24 +238,21 @@ fn describe() {
         GRPC_REQUESTS,
         "Calls that are over, by method and code; CANCELLED when the client left first"
     );
-    describe_counter!(AUTH_REFUSED, "Calls of somebody who is not known");
-    describe_counter!(AUTH_WRONG_KEYS, "Calls with an API key that is none");
+    describe_counter!(AUTH_REFUSED, "Calls that failed authentication");
+    describe_counter!(AUTH_WRONG_KEYS, "Calls with a wrong API key");
     describe_counter!(
         CONNECTIONS_CLOSED,
         "Connections that had not authenticated and were closed to make room for others"
     );
-    describe_counter!(
-        RATE_LIMITED,
-        "Calls sent away because their caller calls too often"
-    );
-    describe_gauge!(BUILD_INFO, "1, and which k8e this is");
+    describe_counter!(RATE_LIMITED, "Calls refused by the rate limiter");
+    describe_gauge!(BUILD_INFO, "1, with the version of k8e as label");
     describe_gauge!(PROCESS_MEMORY, "Resident memory of the server");
     describe_gauge!(PROCESS_FDS, "Open file descriptors of the server");
     describe_gauge!(PROCESS_FDS_MAX, "File descriptors that the server may open");
     describe_gauge!(PROCESS_START, "When the server started, in Unix time");
 }
 
-/// The paths of a described service's methods, and what each is counted as.
+/// The paths of the methods in a file descriptor set, and the label of each.
 fn methods(described: &[u8]) -> Vec<(String, SharedString)> {
     let files = FileDescriptorSet::decode(described)
         .map(|set| set.file)
@@ -279,7 +270,7 @@ fn methods(described: &[u8]) -> Vec<(String, SharedString)> {
     methods
 }
 
-/// As gRPC writes it in its documents.
+/// The name of a code in gRPC's documentation.
 fn name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

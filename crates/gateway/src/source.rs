@@ -1,8 +1,8 @@
-//! Where a connection comes from, as far as limits are concerned.
+//! The source of a connection, by which limits are counted: an IPv4 address or an IPv6 /64.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// A source address, or of IPv6 the /64, which one machine has to itself.
+/// A source address; of IPv6 its /64, which one machine has to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Source(IpAddr);
 

@@ -1,34 +1,36 @@
-//! One connection: takes the request, runs the call, sees to it that there is one final reply.
+//! One connection: reads the request, runs the call, and sends exactly one final reply.
 
 use crate::error::Error;
-use crate::{Guest, exec, files, forward, processes, pty, runs, sweep};
+use crate::{Guest, end_processes, exec, files, forward, oom, processes, pty, runs, tree};
 use k8e_wire::proto::{Done, HelloReply, reply::Reply, request::Call};
 use k8e_wire::{GuestEnd, PROTOCOL, ReplySink, Requests};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// How long inputs that nobody wants any more are read, so that a host that is still sending gets
-/// to read why the call failed.
+/// How long the rest of the input is drained after a failure, so that a host that is still sending gets
+/// to read the error.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// Answers the call of one connection.
 pub(crate) async fn answer(guest: &Arc<Guest>, stream: UnixStream) {
     let mut end = GuestEnd::new(stream);
-    // The host may have connected long before it has something to ask.
+    // A spare connection: the request may come much later.
     let Ok(Some(call)) = end.requests.request().await else {
         return;
     };
-    let sends = matches!(&call, Call::WriteFile(_) | Call::Forward(_))
-        || matches!(&call, Call::Exec(exec) if exec.stdin);
+    let sends = matches!(
+        &call,
+        Call::WriteFile(_) | Call::Forward(_) | Call::RestoreTree(_)
+    ) || matches!(&call, Call::Exec(exec) if exec.stdin);
     match dispatch(guest, &mut end, call).await {
         Ok(last) => {
             let _ = end.replies.send(last).await;
         }
         Err(Error::Cancelled | Error::Wire(_)) => {}
         Err(error) => {
-            let told = end.replies.send(Reply::Error(error.to_proto())).await;
-            if told.is_ok() && sends {
+            let sent = end.replies.send(Reply::Error(error.to_proto())).await;
+            if sent.is_ok() && sends {
                 let _ = tokio::time::timeout(LINGER, closed(&mut end.requests)).await;
             }
         }
@@ -37,7 +39,13 @@ pub(crate) async fn answer(guest: &Arc<Guest>, stream: UnixStream) {
 
 /// Runs the call; returns its final reply.
 async fn dispatch(guest: &Arc<Guest>, end: &mut GuestEnd, call: Call) -> Result<Reply, Error> {
+    if changes_files(&call) {
+        // While processes are stopped for a snapshot, none is started and no file is written.
+        drop(guest.starts.read().await);
+    }
     match call {
+        Call::SaveTree(request) => Box::pin(tree::save(guest, end, request)).await,
+        Call::RestoreTree(request) => Box::pin(tree::restore(guest, end, request)).await,
         Call::Exec(request) => {
             let held = guest.config.started_held;
             Box::pin(exec::exec(guest, end, request, held)).await
@@ -72,7 +80,9 @@ async fn dispatch(guest: &Arc<Guest>, end: &mut GuestEnd, call: Call) -> Result<
         | Call::SignalTerminal(_)
         | Call::EndTerminal(_)
         | Call::ListTerminals(_)
-        | Call::EndProcesses(_) => {
+        | Call::EndProcesses(_)
+        | Call::CloseListener(_)
+        | Call::KillLargest(_) => {
             let GuestEnd { requests, replies } = end;
             tokio::select! {
                 biased;
@@ -109,14 +119,33 @@ async fn without_input(
         Call::SignalTerminal(request) => pty::signal(guest, request).await,
         Call::EndTerminal(request) => pty::end(guest, request).await,
         Call::ListTerminals(_) => Ok(pty::list(guest)),
-        Call::EndProcesses(request) => sweep::end(&request).await,
-        Call::Hello(_) | Call::Exec(_) | Call::WriteFile(_) | Call::Forward(_) => {
-            Err(Error::Invalid("not this call".to_owned()))
-        }
+        Call::EndProcesses(request) => end_processes::end(&request).await,
+        Call::CloseListener(_) => guest.listener.close().await.and(done),
+        Call::KillLargest(request) => oom::kill_largest(guest, &request),
+        Call::Hello(_)
+        | Call::Exec(_)
+        | Call::WriteFile(_)
+        | Call::Forward(_)
+        | Call::SaveTree(_)
+        | Call::RestoreTree(_) => Err(Error::Invalid("not a unary call".to_owned())),
     }
 }
 
-/// Resolves when the host has closed. What it sends until then is nothing this call takes.
+/// Whether a call starts a process or writes a file.
+fn changes_files(call: &Call) -> bool {
+    matches!(
+        call,
+        Call::Exec(_)
+            | Call::WriteFile(_)
+            | Call::MakeDir(_)
+            | Call::Move(_)
+            | Call::Remove(_)
+            | Call::StartRun(_)
+            | Call::CreateTerminal(_)
+    )
+}
+
+/// Resolves when the host has closed. Input that this call does not take is dropped.
 async fn closed(requests: &mut Requests) {
     while let Ok(Some(_)) = requests.input().await {}
 }

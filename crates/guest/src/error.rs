@@ -1,23 +1,23 @@
-//! What a call can end with instead of an answer, and how the host is told.
+//! Errors of a call, and their codes in replies to the host.
 
 use k8e_wire::proto::{self, ErrorCode};
 use std::io;
 
-/// Longest message sent to the host: a path of the longest kind, with room around it.
+/// Longest message sent to the host, in bytes: a path of the longest kind, and text around it.
 const MESSAGE_BYTES_MAX: usize = 8 * 1024;
 
-/// Why a call failed. The host is told its code and its message.
+/// Why a call failed. The host gets its code and its message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
     /// A path leads out of its root.
     #[error("path {path:?} leads out of {root:?}")]
     Outside {
-        /// What was asked for.
+        /// The requested path.
         path: String,
-        /// What it must stay below.
+        /// The root that it must stay below.
         root: String,
     },
     /// A file call on a directory.
@@ -29,29 +29,29 @@ pub(crate) enum Error {
     /// The program does not exist.
     #[error("program {0:?} was not found in the sandbox")]
     NoProgram(String),
-    /// There is no such run or terminal.
+    /// The run or terminal does not exist.
     #[error("there is no {0}")]
     NotFound(String),
-    /// There is one already.
+    /// The run or terminal exists already.
     #[error("{0} exists already")]
     Exists(String),
-    /// What it is about is not in a state for it.
+    /// The object is not in a state for this call.
     #[error("{0}")]
     Precondition(String),
-    /// Processes, memory or disk are used up.
+    /// Out of processes, memory or disk.
     #[error("{0}")]
     Exhausted(String),
     /// A system call failed.
     #[error("{operation} {object:?}: {source}")]
     Os {
-        /// What was done.
+        /// The operation.
         operation: &'static str,
-        /// To what.
+        /// Its object, such as a path.
         object: String,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The connection failed: nobody is there to be told.
+    /// The connection failed: no reply can be sent.
     #[error(transparent)]
     Wire(#[from] k8e_wire::WireError),
     /// The host closed the connection, which cancels.
@@ -62,7 +62,7 @@ pub(crate) enum Error {
 // === impl Error ===
 
 impl Error {
-    /// For `map_err` on a system call: what was done, to what.
+    /// For `map_err` on a system call: names the operation and its object.
     pub(crate) fn os<E: Into<io::Error>>(
         operation: &'static str,
         object: &[u8],
@@ -70,7 +70,7 @@ impl Error {
         move |source| Self::from_os(operation, object, source.into())
     }
 
-    /// What it means to the host.
+    /// Its code for the host.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::Invalid(_) => ErrorCode::Invalid,
@@ -87,7 +87,7 @@ impl Error {
         }
     }
 
-    /// As the host is told it.
+    /// As a reply to the host.
     pub(crate) fn to_proto(&self) -> proto::Error {
         let mut message = self.to_string();
         message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
@@ -120,7 +120,7 @@ impl Error {
     }
 }
 
-/// Bytes of a name, for a message.
+/// Bytes of a name for a message, lossy UTF-8.
 pub(crate) fn show(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

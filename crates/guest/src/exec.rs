@@ -1,17 +1,17 @@
-//! Runs one command.
+//! Executes one command under a supervisor process (subreaper), with timeout, cancellation and output streaming.
 //!
 //! # Flow
 //! 1. Everything is prepared: user, environment, working directory, a script's file.
 //! 2. The guest starts a *supervisor*, a process in its own memory, or takes one that it started before; it
-//!    makes itself a subreaper and starts the command in a session of its own. Whatever the command starts, however it hides (new session, double fork,
-//!    empty environment), stays a descendant of the supervisor.
-//! 3. Output is forwarded as the host takes it, input as the command takes it.
-//! 4. The command ends: the supervisor reports how and goes away, what is in the pipes is sent, then
+//!    becomes a subreaper and starts the command in a new session. Whatever the command starts, however it
+//!    hides (new session, double fork, empty environment), stays a descendant of the supervisor.
+//! 3. Output is forwarded as fast as the host reads, input as fast as the command reads (backpressure).
+//! 4. The command ends: the supervisor reports its status and exits, the pipes are drained, then
 //!    `Exited`. Background processes live on, as children of init.
 //!
 //! # Guarantees
 //! - On timeout, on cancel and when the connection fails, no descendant of the supervisor stays alive.
-//! - No output is held beyond a chunk; a host that does not read stops the reading of the pipes,
+//! - No output is buffered beyond a chunk; a host that does not read stops the reading of the pipes,
 //!   but neither the timeout nor cancelling.
 //! - A script's file is gone when the call is.
 //!
@@ -41,7 +41,7 @@ pub(crate) use sys::Loan;
 
 use k8e_wire::GuestEnd;
 use k8e_wire::proto::{Exec, Exited, reply::Reply};
-use output::{Output, Told};
+use output::{Monitor, Output};
 use report::Stage;
 use spawn::Streams;
 use std::pin::pin;
@@ -50,14 +50,14 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// How the loop around a command ended.
+/// How the forwarding loop of a command ended.
 enum Outcome {
     Ended(Ended),
     NotStarted(Stage, i32),
     Cancelled(Error),
 }
 
-/// A command that runs. Dropped before it is over (the guest is ending) it is killed.
+/// A running command. If it is dropped before its end (the guest is exiting), it is killed.
 pub(crate) struct Running {
     guest: Arc<Guest>,
     supervisor: i32,
@@ -83,12 +83,12 @@ impl Running {
         self.pid.load(Ordering::Relaxed)
     }
 
-    /// It ended: nothing has to be killed any more.
+    /// It ended: nothing is left to be killed.
     pub(crate) fn set_over(&mut self) {
         self.over = true;
     }
 
-    /// Kills all that it started.
+    /// Kills its process tree.
     pub(crate) async fn kill(&self) {
         kill::kill_tree(
             &self.guest,
@@ -114,8 +114,8 @@ impl Drop for Running {
     }
 }
 
-/// Runs a command to its end; the final reply is `Exited`. The news that it started waits for what
-/// comes next, at most as long as `started_held`.
+/// Runs a command to its end; the final reply is `Exited`. `Started` is sent with the next reply, or
+/// after `started_held` at the latest.
 pub(crate) async fn exec(
     guest: &Arc<Guest>,
     end: &mut GuestEnd,
@@ -125,6 +125,7 @@ pub(crate) async fn exec(
     let (command, _script) = Command::prepare(&request).await?;
     let command = Arc::new(command);
     let begin_ns = monotonic_ns();
+    let reached_before = guest.process_limit.times_reached();
     let Child {
         supervisor,
         pid,
@@ -142,15 +143,16 @@ pub(crate) async fn exec(
     let mut timed_out = false;
 
     let outcome = {
-        let told = Told {
+        let child = Monitor {
             reports: &mut reports,
             orders: &orders,
             supervisor,
             pid: &running.pid,
             killed: &killed,
             started_held,
+            process_limit: &guest.process_limit,
         };
-        let mut forward = pin!(output.forward(&mut end.replies, told));
+        let mut forward = pin!(output.forward(&mut end.replies, child));
         let mut input = pin!(input::forward(&mut end.requests, stdin, &running.pid));
         let mut timer = pin!(timer(request.timeout_ms));
         loop {
@@ -160,6 +162,7 @@ pub(crate) async fn exec(
                 () = &mut input => break Outcome::Cancelled(Error::Cancelled),
                 () = &mut timer, if !timed_out => {
                     timed_out = true;
+                    guest.process_limit.look();
                     // It may have ended in time while the host was slow to read its output.
                     if procfs::Stat::read(supervisor).is_some_and(|stat| stat.is_live()) {
                         running.kill().await;
@@ -179,7 +182,10 @@ pub(crate) async fn exec(
                 running.kill().await;
             }
             output.leave_to_background(guest);
-            Ok(Reply::Exited(exited(&ended, &output, timed_out, begin_ns)))
+            Ok(Reply::Exited(Exited {
+                pids_limit_reached: guest.process_limit.times_reached() > reached_before,
+                ..exited(&ended, &output, timed_out, begin_ns)
+            }))
         }
         Outcome::NotStarted(stage, errno) => {
             Err(not_started(&command, &request.user, stage, errno))
@@ -206,7 +212,7 @@ async fn timer(timeout_ms: u64) {
 }
 
 fn exited(ended: &Ended, output: &Output, timed_out: bool, begin_ns: u64) -> Exited {
-    // A command that ended by itself just before it was killed for its timeout has timed out too.
+    // A command that exited just before it was killed for its timeout counts as timed out.
     let status = if timed_out {
         libc::SIGKILL
     } else {
@@ -222,10 +228,11 @@ fn exited(ended: &Ended, output: &Output, timed_out: bool, begin_ns: u64) -> Exi
         stderr_bytes: output.stderr.total,
         stdout_truncated: output.stdout.truncated(),
         stderr_truncated: output.stderr.truncated(),
+        pids_limit_reached: false,
     }
 }
 
-/// The exit code and the signal of what `waitpid` says.
+/// Exit code and signal from a `waitpid` status.
 pub(crate) fn exit_of(status: i32) -> (i32, i32) {
     if libc::WIFSIGNALED(status) {
         (128 + libc::WTERMSIG(status), libc::WTERMSIG(status))

@@ -1,6 +1,6 @@
-//! Files beneath a root: read, write, list, stat, make directories, move, remove.
+//! File calls below a root: read, write, list, stat, mkdir, rename, remove.
 //!
-//! The tree belongs to whoever runs in the sandbox, at the same time as we walk it. Every call
+//! The tree is controlled by processes in the sandbox, which change it while it is walked. Every call
 //! resolves its path with [`resolve`] and from then on works on descriptors and single names.
 
 mod list;
@@ -14,14 +14,17 @@ pub(crate) use list::list;
 pub(crate) use ops::{make_dir, rename, stat};
 pub(crate) use read::read;
 pub(crate) use remove::remove;
+pub(crate) use resolve::lstat;
 pub(crate) use write::write;
 
 use crate::error::{Error, show};
+use crate::users::User;
 use k8e_wire::proto::{FileInfo, FileType};
+use resolve::Owner;
 use rustix::fs::{FileType as Kind, Stat};
 use std::os::fd::AsFd;
 
-/// What the host is told about a file. `target` is what a symbolic link says.
+/// Metadata of a file for the host. `target` is the target of a symbolic link.
 fn info(path: Vec<u8>, stat: &Stat, target: Vec<u8>) -> FileInfo {
     FileInfo {
         path: path.into(),
@@ -33,6 +36,15 @@ fn info(path: Vec<u8>, stat: &Stat, target: Vec<u8>) -> FileInfo {
         mtime_unix_ns: mtime_ns(stat),
         symlink_target: target.into(),
     }
+}
+
+/// The owner that a request names; empty is none.
+fn owner(user: &str) -> Result<Option<Owner>, Error> {
+    if user.is_empty() {
+        return Ok(None);
+    }
+    let User { uid, gid, .. } = User::find(user)?;
+    Ok(Some(Owner { uid, gid }))
 }
 
 fn file_type(stat: &Stat) -> FileType {
@@ -50,13 +62,13 @@ fn file_type(stat: &Stat) -> FileType {
     clippy::unnecessary_cast,
     reason = "the nanoseconds differ in type between architectures"
 )]
-fn mtime_ns(stat: &Stat) -> i64 {
+pub(crate) fn mtime_ns(stat: &Stat) -> i64 {
     (stat.st_mtime as i64)
         .saturating_mul(1_000_000_000)
         .saturating_add(stat.st_mtime_nsec as i64)
 }
 
-/// What a symbolic link says; empty for all else.
+/// The target of a symbolic link; empty for other files.
 fn target(dir: impl AsFd, name: &[u8], stat: &Stat) -> Vec<u8> {
     match file_type(stat) {
         FileType::Symlink => rustix::fs::readlinkat(dir, name, Vec::new())
@@ -67,7 +79,7 @@ fn target(dir: impl AsFd, name: &[u8], stat: &Stat) -> Vec<u8> {
     }
 }
 
-/// Refuses all but regular files: a pipe or a device could block, or do something.
+/// Refuses all but regular files: opening a FIFO or a device could block, or have effects.
 fn regular(path: &[u8], stat: &Stat) -> Result<(), Error> {
     match Kind::from_raw_mode(stat.st_mode) {
         Kind::RegularFile => Ok(()),

@@ -1,7 +1,7 @@
-//! A connection to a service in the sandbox, carried over the call: so a service that listens on
-//! loopback only can be reached, and under every runtime alike.
+//! TCP forwarding: a connection to a service in the sandbox, relayed over the call. A service that listens on loopback only
+//! can be reached, in the same way on every runtime.
 //!
-//! Back-pressure is the connections' own: neither side is read before what it said was taken.
+//! Backpressure: neither side is read before the data it sent was written to the other.
 
 use crate::error::Error;
 use crate::exec::has_closed;
@@ -16,13 +16,13 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::sync::oneshot;
 
-/// A service on loopback takes a connection at once, or its queue is full.
+/// Connect timeout: a service on loopback accepts at once, or its backlog is full.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// How often to look whether the host is there while the service takes nothing.
+/// Poll interval for a closed connection while the service does not read.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Connects, says so, and carries bytes until both directions are over or the host closes.
+/// Connects, sends `Connected`, and relays bytes until both directions are closed or the host closes.
 pub(crate) async fn forward(end: &mut GuestEnd, request: Forward) -> Result<Reply, Error> {
     let mut service = connect(&request).await?;
     end.replies.send(Reply::Connected(Connected {})).await?;
@@ -31,7 +31,7 @@ pub(crate) async fn forward(end: &mut GuestEnd, request: Forward) -> Result<Repl
     let GuestEnd { requests, replies } = end;
     let out = async {
         carry_out(from_service, replies, &request).await?;
-        // What the service does not answer any more it may still read.
+        // The service closed its sending direction; it may still read.
         let _ = all_is_sent.await;
         Ok(Reply::Done(Done::default()))
     };
@@ -42,7 +42,7 @@ pub(crate) async fn forward(end: &mut GuestEnd, request: Forward) -> Result<Repl
     }
 }
 
-/// The first address that somebody listens on.
+/// The first address that accepts a connection.
 async fn connect(request: &Forward) -> Result<TcpStream, Error> {
     let port = u16::try_from(request.port)
         .ok()
@@ -54,19 +54,19 @@ async fn connect(request: &Forward) -> Result<TcpStream, Error> {
         let connected = tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(address)).await;
         match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(stream) => {
-                // Answers are waited for; who sends much fills a packet anyway.
+                // TCP_NODELAY: latency counts, and bulk data fills packets anyway.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
-            // What the first address says is what people know.
+            // The error of the first address is the most useful one.
             Err(error) => refused = refused.or(Some(error)),
         }
     }
     Err(Error::Precondition(match refused {
         Some(error) if error.kind() != io::ErrorKind::ConnectionRefused => {
-            format!("port {port} does not take a connection: {error}")
+            format!("port {port} does not accept a connection: {error}")
         }
-        _ => format!("nobody listens on port {port} in the sandbox"),
+        _ => format!("no process listens on port {port} in the sandbox"),
     }))
 }
 
@@ -82,7 +82,7 @@ fn addresses(host: &str) -> Result<Vec<IpAddr>, Error> {
     }
 }
 
-/// What the service sends, up to its end.
+/// Relays from the service to the host, to end of file.
 async fn carry_out(
     mut service: ReadHalf<'_>,
     replies: &mut ReplySink,
@@ -103,14 +103,14 @@ async fn carry_out(
     }
 }
 
-/// What the host sends, until it closes.
+/// Relays from the host to the service, until the host closes.
 async fn carry_in(
     requests: &mut Requests,
     mut service: WriteHalf<'_>,
     sent_all: oneshot::Sender<()>,
 ) -> Error {
     let mut sent_all = Some(sent_all);
-    // A service may answer before it read everything, and close: the rest is read and dropped.
+    // A service may answer before it has read everything, and close: the rest is read and dropped.
     let mut reads = true;
     loop {
         match requests.input().await {
@@ -127,14 +127,14 @@ async fn carry_in(
                     let _ = sent_all.send(());
                 }
             }
-            Ok(Some(Input::Data(_) | Input::Signal(_))) => {}
+            Ok(Some(_)) => {}
             Ok(None) => return Error::Cancelled,
             Err(error) => return error.into(),
         }
     }
 }
 
-/// Writes all of it, unless the host goes away meanwhile.
+/// Writes all bytes, unless the host closes meanwhile.
 async fn write(service: &mut WriteHalf<'_>, data: &[u8], host: &Requests) -> Result<(), Error> {
     let mut left = data;
     while !left.is_empty() {

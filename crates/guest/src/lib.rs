@@ -1,7 +1,7 @@
-//! The agent inside a sandbox: runs commands, reads and writes files, lists processes.
+//! The guest agent inside a sandbox: executes commands, reads and writes files, lists processes.
 //!
 //! # Calls
-//! A connection carries one call, at once or later: a `Request`, then `Input`s where the call takes them. The guest
+//! A connection carries one call, at once or later: a `Request`, then `Input`s where the call has them. The guest
 //! answers with `Reply`s, of which exactly one is final:
 //!
 //! | call | replies | final |
@@ -21,6 +21,10 @@
 //! | `WriteTerminal`, `ResizeTerminal`, `EndTerminal` | | `Done` |
 //! | `InspectTerminal`, `SignalTerminal` | | `TerminalState` |
 //! | `ListTerminals` | | `TerminalList` |
+//! | `KillLargest` | | `Killed` |
+//! | `SaveTree` | `TreeBegun`, then `TreeEntries` and `TreePieces` | `TreeDone` |
+//! | `RestoreTree` | | `TreeDone` |
+//! | `CloseListener` | | `Done` |
 //! | `Forward` | `Connected`, then `data` and `end` | `Done` |
 //!
 //! Any call may end with `Error` instead, which is final too. When the host closes its sending
@@ -35,20 +39,25 @@
 //! here needs a new process or thread except a command.
 
 mod call;
+mod end_processes;
 mod error;
 mod exec;
 mod files;
 mod forward;
+mod listener;
+mod oom;
+mod process_limit;
 mod processes;
 mod procfs;
 mod pty;
 mod reaper;
 mod runs;
-mod sweep;
 mod sys;
+mod tree;
 mod users;
 
-pub use sys::{inherited_listener, self_test};
+pub use listener::SocketNames;
+pub use sys::{inherited_listener, process_limit, self_test};
 
 use k8e_wire::proto::request::Call;
 use k8e_wire::{HostEnd, WireError};
@@ -58,19 +67,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
 
-/// Calls at once. The engine allows far fewer commands a session; the rest is room for file calls.
+/// Limit of concurrent calls. The engine allows far fewer commands per session; the rest is for file calls.
 /// More would only use up the memory of the sandbox.
 const CONNECTIONS_MAX: usize = 512;
 
-/// Pause after a failed accept: out of descriptors or memory, which passes.
+/// Delay after a failed accept: out of descriptors or memory, which is temporary.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Longer than most small commands take on Linux, shorter than anybody notices.
+/// Default of `started_held`: longer than most small commands take on Linux, too short to be noticed.
 const STARTED_HELD: Duration = Duration::from_millis(2);
 
-/// How the guest runs.
+/// Configuration of the guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Whether this process is init of the sandbox and reaps every orphan. Otherwise it reaps only
@@ -78,31 +86,37 @@ pub struct Config {
     pub init: bool,
     /// Limit of open files (soft, hard) that commands get, where the guest raised its own.
     nofile: Option<(u64, u64)>,
-    /// How long the news that a command started waits for what comes next. Most commands have ended
-    /// or said something by then, and the host is woken once, not while they need the CPU.
+    /// How long `Started` is delayed, to be sent with the next reply. Most commands have ended
+    /// or written output by then, and the host is woken once, not while they need the CPU.
     pub started_held: Duration,
+    /// Process limit that the kernel inside keeps without counting refusals; none where the host counts them.
+    pub processes_max: Option<u64>,
 }
 
-/// The agent as a part of a program that is its own host: calls without a socket in between that
-/// anybody else could reach. Its program has one thread, as [here](crate#one-thread).
+/// The agent as a part of a program that is its own host: calls without a socket that other processes
+/// could reach. The program is single-threaded, as [here](crate#one-thread).
 #[derive(Clone)]
 pub struct Agent(Arc<Guest>);
 
-/// What all calls share.
+/// State shared by all calls.
 pub(crate) struct Guest {
     pub(crate) config: Config,
     pub(crate) supervisors: reaper::Supervisors,
-    /// Signals that commands must get reset.
+    /// Signals whose disposition is reset in commands.
     pub(crate) signals: Arc<[i32]>,
-    /// What commands without input read.
+    /// /dev/null, the standard input of commands without input.
     pub(crate) dev_null: Option<OwnedFd>,
-    /// All that the next command needs.
+    /// Pre-forked supervisor for the next command.
     pub(crate) spare: exec::Spare,
     /// Streams of ended commands that background processes still write to.
     pub(crate) drains: AtomicUsize,
     /// Commands that outlive their connections.
     pub(crate) runs: runs::Runs,
     pub(crate) terminals: pty::Terminals,
+    pub(crate) process_limit: process_limit::ProcessLimit,
+    /// Read by what starts processes or writes files, written while a snapshot is taken.
+    pub(crate) starts: tokio::sync::RwLock<()>,
+    pub(crate) listener: listener::Listener,
 }
 
 // === impl Config ===
@@ -125,30 +139,47 @@ impl Default for Config {
             init: std::process::id() == 1,
             nofile: None,
             started_held: STARTED_HELD,
+            processes_max: None,
         }
     }
 }
 
-/// Serves calls until the end of time, or until the future is dropped.
-pub async fn serve(listener: UnixListener, config: Config) {
+/// Serves calls forever, or until the future is dropped. With `names` the host can have the socket closed for a
+/// checkpoint, and bound again.
+pub async fn serve(mut listener: UnixListener, mut names: Option<SocketNames>, config: Config) {
     let agent = Agent::new(config);
     exec::make_spare(&agent.0);
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let guest = &agent.0;
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        let accepted = tokio::select! {
+            biased;
+            closed = guest.listener.close_requested(), if names.is_some() => Err(closed),
+            accepted = listener.accept() => Ok(accepted),
+        };
+        let accepted = match (accepted, &mut names) {
+            (Err(closed), Some(names)) => {
+                drop(listener);
+                closed.send(()).ok();
+                listener = names.bind_next().await;
+                continue;
+            }
+            (Err(_), None) => continue,
+            (Ok(accepted), _) => accepted,
+        };
+        let Ok((stream, _)) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        // Over the bound the connection closes at once; the host sees that and says so.
-        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+        // Over the limit the connection is closed at once; the host reports that.
+        let Some(permit) = guest.listener.connection() else {
             continue;
         };
-        let guest = Arc::clone(&agent.0);
+        let guest = Arc::clone(guest);
         tokio::spawn(async move {
             call::answer(&guest, stream).await;
             drop(permit);
         });
-        // Its turn first: that there is no other connection is not urgent.
+        // Yields first: the accept of the next connection is not urgent.
         tokio::task::yield_now().await;
     }
 }
@@ -156,8 +187,8 @@ pub async fn serve(listener: UnixListener, config: Config) {
 // === impl Agent ===
 
 impl Agent {
-    /// Starts to reap, as init. Signals that this process handles are handled by now: commands get
-    /// those reset.
+    /// Starts to reap, as init. Signal handlers of this process are installed before: their dispositions are
+    /// reset in commands.
     pub fn new(config: Config) -> Self {
         let guest = Arc::new(Guest {
             config,
@@ -170,6 +201,9 @@ impl Agent {
             drains: AtomicUsize::new(0),
             runs: runs::Runs::default(),
             terminals: pty::Terminals::default(),
+            process_limit: process_limit::ProcessLimit::new(config.processes_max),
+            starts: tokio::sync::RwLock::new(()),
+            listener: listener::Listener::new(CONNECTIONS_MAX),
         });
         if config.init {
             tokio::spawn(reaper::reap_everything(Arc::clone(&guest)));

@@ -1,12 +1,13 @@
-//! PID 1 of a sandbox. Serves and reaps. No environment, nothing to print to.
+//! PID 1 (init) of a sandbox: serves calls and reaps processes. It has no environment and no standard output.
 //!
 //! | arguments | |
 //! |---|---|
 //! | none | takes the listening socket at descriptor 3 |
-//! | `--listen PATH` | binds its own, where the sandbox's kernel cannot take one from outside (gVisor) |
-//! | `--self-test` | makes a process and reaps it; how that went is the exit code |
+//! | `--listen PATH NEXT` | binds its own, where the sandbox's kernel cannot take one from outside (gVisor); after a |
+//! | | checkpoint at NEXT |
+//! | `--self-test` | forks and reaps a process; the result is the exit code |
 
-use k8e_guest::Config;
+use k8e_guest::{Config, SocketNames};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixListener as StdListener;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// In gVisor, where everything that a small command does takes longer.
+/// `started_held` in gVisor, where a small command takes longer.
 const STARTED_HELD: Duration = Duration::from_millis(30);
 
 fn main() -> ExitCode {
@@ -29,33 +30,38 @@ fn main() -> ExitCode {
 fn run(args: &[OsString]) -> io::Result<()> {
     match args {
         [] => serve(k8e_guest::inherited_listener()?.into(), None),
-        [option, path] if option == "--listen" => {
-            serve(StdListener::bind(path)?, Some(STARTED_HELD))
+        [option, path, next] if option == "--listen" => {
+            let names = SocketNames::new(path.as_ref(), next.as_ref());
+            serve(StdListener::bind(path)?, Some(names))
         }
         [option] if option == "--self-test" => k8e_guest::self_test(),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
 
-fn serve(listener: StdListener, started_held: Option<Duration>) -> io::Result<()> {
+/// `names`: the names of the socket, if the kernel inside is gVisor's sentry.
+fn serve(listener: StdListener, names: Option<SocketNames>) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    // What `ps` shows; else it is the name of the memory file we are executed from.
+    // The name in `ps`; otherwise it is the name of the memfd that was executed.
     let _ = rustix::thread::set_name(c"k8e-guest");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
         let listener = UnixListener::from_std(listener)?;
-        // No other signal gets a handler: what PID 1 does not handle, nobody inside can send it.
-        // Registered here so that the guest knows to reset it in commands.
+        // No other signal gets a handler: the kernel drops signals from inside that PID 1 does not handle.
+        // Registered here so that commands get it reset.
         let _child = signal(SignalKind::child())?;
         let mut config = if std::process::id() == 1 {
             Config::for_init()
         } else {
             Config::default()
         };
-        config.started_held = started_held.unwrap_or(config.started_held);
-        k8e_guest::serve(listener, config).await;
+        if names.is_some() {
+            config.started_held = STARTED_HELD;
+            config.processes_max = k8e_guest::process_limit();
+        }
+        k8e_guest::serve(listener, names, config).await;
         Ok(())
     })
 }

@@ -1,4 +1,4 @@
-//! The list of processes.
+//! `ListProcesses`: lists the processes of the sandbox.
 
 use crate::Guest;
 use crate::error::Error;
@@ -8,19 +8,19 @@ use k8e_wire::proto::{Done, Process, ProcessList, reply::Reply};
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 
-/// Processes listed; a sandbox has far fewer (its limit is 256 unless somebody raises it).
+/// Bound on listed processes; a sandbox has far fewer (the default limit is 256).
 const PROCESSES_MAX: usize = 4096;
 
-/// Bytes of a command line that are told.
+/// Bytes of a command line in the list.
 const CMDLINE_BYTES_MAX: u64 = 4096;
 
-/// Processes of one reply: 32 with the longest command lines are 130 KiB, well within a frame.
+/// Processes of one reply: 32 with the longest command lines are 130 KiB, well below the frame limit.
 const BATCH: usize = 32;
 
-/// Sends the list; the final reply says whether it was cut.
+/// Sends the list; the final reply has a flag for a truncated list.
 pub(crate) async fn list(guest: &Guest, replies: &mut ReplySink) -> Result<Reply, Error> {
     let mut pids = procfs::pids().map_err(Error::os("read", b"/proc"))?;
-    // It does nothing for anybody yet.
+    // The spare supervisor is not listed: it has no command yet.
     pids.retain(|pid| guest.spare.pid() != Some(*pid));
     pids.sort_unstable();
     let truncated = pids.len() > PROCESSES_MAX;
@@ -38,7 +38,7 @@ pub(crate) async fn list(guest: &Guest, replies: &mut ReplySink) -> Result<Reply
     }))
 }
 
-/// Processes that are alive, without this one and what it keeps ready.
+/// Number of live processes, without the guest and its spare supervisor.
 pub(crate) fn count(guest: &Guest) -> Result<u32, Error> {
     let all = procfs::scan().map_err(Error::os("read", b"/proc"))?;
     let me = i32::try_from(std::process::id()).unwrap_or(1);
@@ -55,7 +55,7 @@ fn describe(pid: i32) -> Option<Process> {
     let uid = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
     let mut cmdline = Vec::new();
     if let Ok(file) = std::fs::File::open(format!("/proc/{pid}/cmdline")) {
-        // A process that dies meanwhile has an empty command line, as the kernel's threads have.
+        // A process that exits meanwhile has an empty command line, as kernel threads have.
         let _ = file.take(CMDLINE_BYTES_MAX).read_to_end(&mut cmdline);
     }
     if cmdline.last() == Some(&0) {

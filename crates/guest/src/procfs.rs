@@ -1,4 +1,4 @@
-//! Reads `/proc`: who is whose child, for killing a tree and for listing processes.
+//! Reads `/proc`: parents and children, for killing process trees and for listing processes.
 
 use std::io;
 use std::io::Read as _;
@@ -6,26 +6,26 @@ use std::io::Read as _;
 /// Bytes read of a stat line; a line has about 350.
 const STAT_BYTES_MAX: usize = 1024;
 
-/// One line of `/proc/PID/stat`, as far as the guest needs it.
+/// The fields of `/proc/PID/stat` that the guest uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     /// Process id.
     pub(crate) pid: i32,
-    /// Name of the program, cut by the kernel at 15 bytes.
+    /// Name of the program, truncated by the kernel to 15 bytes.
     pub(crate) comm: Vec<u8>,
     /// State letter.
     pub(crate) state: u8,
-    /// Parent.
+    /// Parent process id.
     pub(crate) ppid: i32,
-    /// Process group.
+    /// Process group id.
     pub(crate) pgrp: i32,
-    /// Session.
+    /// Session id.
     pub(crate) session: i32,
-    /// Resident pages.
+    /// Resident set, in pages.
     pub(crate) rss_pages: u64,
 }
 
-/// Whether a process ignores a signal, as far as the kernel tells: gVisor's does not.
+/// Whether a process ignores a signal (`SigIgn`); false where the kernel has no such field (gVisor).
 pub(crate) fn ignores(pid: i32, signal: i32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
         return false;
@@ -46,7 +46,7 @@ impl Stat {
         Self::parse(pid, &line[..bytes])
     }
 
-    /// Whether it can still run code.
+    /// Whether it is neither a zombie nor dead.
     pub(crate) fn is_live(&self) -> bool {
         !matches!(self.state, b'Z' | b'X' | b'x')
     }
@@ -57,7 +57,7 @@ impl Stat {
     }
 
     fn parse(pid: i32, line: &[u8]) -> Option<Self> {
-        // The name may hold anything, spaces and parentheses too: it ends at the last one.
+        // The name may hold any byte, spaces and parentheses too: it ends at the last parenthesis.
         let open = line.iter().position(|byte| *byte == b'(')?;
         let close = line.iter().rposition(|byte| *byte == b')')?;
         let comm = line.get(open + 1..close)?.to_vec();
@@ -84,7 +84,7 @@ impl Stat {
     }
 }
 
-/// Every process, in no order.
+/// Every process, unordered.
 pub(crate) fn scan() -> io::Result<Vec<Stat>> {
     Ok(pids()?.into_iter().filter_map(Stat::read).collect())
 }

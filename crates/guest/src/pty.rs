@@ -1,22 +1,22 @@
-//! Terminals: a command on a pseudo-terminal that outlives the connection that made it.
+//! Pseudo-terminals (PTY): a command on a PTY that outlives the connection that created it.
 //!
-//! # How
-//! The supervisor of the command leads the terminal's session and is never in its foreground, so
-//! it can always be asked which group is: where the kernel is gVisor's, nobody else can. One task
-//! reads the terminal into a ring that holds the end of what was said; whoever attaches reads the
-//! ring, then what comes.
+//! # Design
+//! The supervisor of the command leads the terminal's session and is never in its foreground group, so
+//! it can always query the foreground process group: in gVisor no other process can. One task
+//! reads the terminal into a ring buffer of its last output; a client that attaches reads the
+//! ring buffer, then new output.
 //!
 //! # Guarantees
-//! - A reader that reads gets every byte: the terminal is read no faster than the slowest of them.
-//!   One that does not read is cut off after a while, and told so, unless the terminal was made for it.
-//! - With no reader the command never waits.
-//! - Ending a terminal ends all that it started, also what left its session, while the command runs.
-//!   When the command has ended by itself, what it left in the background lives on.
+//! - A reader that keeps up gets every byte: the terminal is read no faster than the slowest reader.
+//!   One that stalls is cut off after a timeout, with an error, unless the terminal was created for it.
+//! - Without readers the command never blocks.
+//! - Ending a terminal kills its process tree, also what left its session, while the command runs.
+//!   When the command has exited by itself, its background processes live on.
 
-mod attend;
 mod end;
 mod keys;
 mod open;
+mod output;
 mod terminal;
 mod waiting;
 
@@ -35,27 +35,27 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use terminal::{Reader, Terminal};
 
-/// Terminals that are kept, over or not. As K8E has it; those that are over make room.
+/// Limit of terminals, ended ones included, as for `sandbox.v1` clients; ended ones are evicted.
 const TERMINALS_MAX: usize = 64;
 
 /// Highest signal number.
 const SIGNAL_MAX: i32 = 64;
 
-/// What programs are told about the terminal unless the request says otherwise.
+/// TERM of the command unless the request sets it.
 const TERM: (&str, &str) = ("TERM", "xterm-256color");
 
-/// Terminals by id; none while one is being made.
+/// Terminals by id; none while one is being created.
 #[derive(Default)]
 pub(crate) struct Terminals(Mutex<HashMap<String, Option<Arc<Terminal>>>>);
 
-/// A place for a terminal that is being made: dropped like that, it is free again.
+/// A reserved slot for a terminal that is being created; freed on drop.
 struct Place<'a> {
     terminals: &'a Terminals,
     id: &'a str,
     taken: bool,
 }
 
-/// Makes a terminal; the final reply says that its command started.
+/// Creates a terminal; the final reply is `Started`.
 pub(crate) async fn create(guest: &Arc<Guest>, request: CreateTerminal) -> Result<Reply, Error> {
     check_id(&request.id)?;
     let size = open::size(request.rows, request.cols)?;
@@ -93,11 +93,11 @@ pub(crate) async fn create(guest: &Arc<Guest>, request: CreateTerminal) -> Resul
         request.awaits_reader,
     );
     place.take(Arc::clone(&terminal));
-    tokio::spawn(attend::attend(terminal, reports, running, begin_ns));
+    tokio::spawn(output::forward(terminal, reports, running, begin_ns));
     Ok(Reply::Started(Started { pid }))
 }
 
-/// Sends the end of what a terminal said, what it says, and how it ended.
+/// Sends the ring buffer, new output, and the exit status.
 pub(crate) async fn attach(
     guest: &Guest,
     replies: &mut ReplySink,
@@ -110,7 +110,7 @@ pub(crate) async fn attach(
     replies.send(Reply::Started(Started { pid })).await?;
     loop {
         changed.borrow_and_update();
-        // Looked at first: what was said before the end is in the ring by then.
+        // Checked first: output from before the exit is in the ring buffer by then.
         let exited = terminal.exited();
         while let Some(data) = reader.next(CHUNK_BYTES)? {
             let read = data.len();
@@ -120,12 +120,12 @@ pub(crate) async fn attach(
         if let Some(exited) = exited {
             return Ok(Reply::Exited(exited));
         }
-        // The sender is in the terminal, which is ours.
+        // The sender is in the terminal, which is alive here.
         changed.changed().await.ok();
     }
 }
 
-/// Types into a terminal; the final reply says how much it took.
+/// Writes input to a terminal; the final reply has the number of bytes.
 pub(crate) async fn write(guest: &Guest, request: WriteTerminal) -> Result<Reply, Error> {
     let terminal = guest.terminals.get(&request.id)?;
     let bytes = terminal.write(guest, &request.data).await;
@@ -135,7 +135,7 @@ pub(crate) async fn write(guest: &Guest, request: WriteTerminal) -> Result<Reply
     }))
 }
 
-/// Changes a terminal's size; who is in the foreground is told.
+/// Resizes a terminal; the foreground process group gets SIGWINCH.
 pub(crate) async fn resize(guest: &Guest, request: ResizeTerminal) -> Result<Reply, Error> {
     let terminal = guest.terminals.get(&request.id)?;
     let size = open::size(request.rows, request.cols)?;
@@ -143,7 +143,7 @@ pub(crate) async fn resize(guest: &Guest, request: ResizeTerminal) -> Result<Rep
     Ok(Reply::Done(Done::default()))
 }
 
-/// Who is in the foreground, and whether it waits for input.
+/// The foreground process group, and whether it waits for input.
 pub(crate) async fn inspect(guest: &Guest, request: InspectTerminal) -> Result<Reply, Error> {
     let terminal = guest.terminals.get(&request.id)?;
     let group = terminal.foreground(guest).await.unwrap_or(0);
@@ -155,7 +155,7 @@ pub(crate) async fn inspect(guest: &Guest, request: InspectTerminal) -> Result<R
     Ok(Reply::Terminal(state))
 }
 
-/// Signals the group in the foreground.
+/// Signals the foreground process group.
 pub(crate) async fn signal(guest: &Guest, request: SignalTerminal) -> Result<Reply, Error> {
     let terminal = guest.terminals.get(&request.id)?;
     if !(1..=SIGNAL_MAX).contains(&request.signal) {
@@ -164,7 +164,7 @@ pub(crate) async fn signal(guest: &Guest, request: SignalTerminal) -> Result<Rep
     }
     let group = terminal.foreground(guest).await.unwrap_or(0);
     if group <= 1 || terminal.exited().is_some() {
-        let what = format!("nobody is in the foreground of terminal {:?}", request.id);
+        let what = format!("terminal {:?} has no foreground process group", request.id);
         return Err(Error::Precondition(what));
     }
     sys::kill(-group, request.signal);
@@ -174,19 +174,19 @@ pub(crate) async fn signal(guest: &Guest, request: SignalTerminal) -> Result<Rep
     }))
 }
 
-/// Ends a terminal with all that it started, and forgets it.
+/// Ends a terminal with its process tree, and removes it.
 pub(crate) async fn end(guest: &Arc<Guest>, request: EndTerminal) -> Result<Reply, Error> {
     let terminal = guest.terminals.get(&request.id)?;
     let grace = std::time::Duration::from_millis(request.grace_ms);
-    terminal.await_nobody();
+    terminal.stop_awaiting_reader();
     let ending = end::end(Arc::clone(guest), Arc::clone(&terminal), grace);
-    // Who stops waiting does not stop that.
+    // Completes also when the caller is dropped.
     tokio::spawn(ending).await.ok();
     guest.terminals.remove(&request.id);
     Ok(Reply::Done(Done::default()))
 }
 
-/// All terminals.
+/// Lists all terminals.
 pub(crate) fn list(guest: &Guest) -> Reply {
     let terminals = guest.terminals.map();
     let made = terminals.values().flatten();
@@ -210,7 +210,7 @@ impl Terminals {
             });
             let Some((_, oldest)) = over.min() else {
                 return Err(Error::Exhausted(format!(
-                    "{TERMINALS_MAX} terminals are open, which is all the sandbox takes"
+                    "{TERMINALS_MAX} terminals are open, the maximum of a sandbox: end one"
                 )));
             };
             terminals.remove(&oldest);
@@ -256,7 +256,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Only a program: the file of a script would have to outlive its call.
+/// Only a program: the file of a script would have to outlive the call.
 fn checked(exec: Option<Exec>) -> Result<Exec, Error> {
     let Some(mut exec) = exec else {
         return Err(Error::Invalid("no command to run".to_owned()));

@@ -1,6 +1,6 @@
-//! Who has died. As init the guest reaps every process of the sandbox; otherwise only its own
-//! supervisors, because other children belong to whoever shares the process. Supervisors send no
-//! signal when they end: whoever knows that one is done looks for it.
+//! Reaping of child processes (`waitpid`). As init the guest reaps every process of the sandbox; otherwise only its own
+//! supervisors, because other children belong to the program that it is a part of. Supervisors send no SIGCHLD when they end:
+//! the task that expects the end of one reaps it.
 
 use crate::exec::Loan;
 use crate::{Guest, sys};
@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Longest wait for a supervisor that is done to be gone. Only one that somebody stopped takes long.
+/// Longest wait for the exit of a supervisor that is done. Only a stopped one takes long.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Also looked without a signal, should one be lost.
+/// Poll interval, should a SIGCHLD be lost.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// Supervisors that were not reaped yet, and the memory they use. While one is in here, its process
-/// id cannot be another's.
+/// id cannot be reused.
 #[derive(Debug, Default)]
 pub(crate) struct Supervisors(Mutex<HashMap<i32, Loan>>);
 
@@ -43,7 +43,7 @@ impl Supervisors {
 }
 
 impl Drop for Supervisors {
-    /// Those that were not reaped may still run in their memory: it stays theirs.
+    /// Supervisors that were not reaped may still use their memory: it is leaked.
     fn drop(&mut self) {
         for (_, loan) in self.map().drain() {
             std::mem::forget(loan);
@@ -51,7 +51,7 @@ impl Drop for Supervisors {
     }
 }
 
-/// Reaps as init, forever. Nobody needs the statuses: supervisors report through a pipe.
+/// Reaps as init, forever. Statuses are dropped: supervisors report through a pipe.
 pub(crate) async fn reap_everything(guest: Arc<Guest>) {
     let Ok(mut child) = signal(SignalKind::child()) else {
         return;
@@ -64,7 +64,7 @@ pub(crate) async fn reap_everything(guest: Arc<Guest>) {
     }
 }
 
-/// Reaps a supervisor that is done, soon.
+/// Reaps a supervisor that is about to exit.
 pub(crate) fn reap_when_gone(guest: &Arc<Guest>, supervisor: i32) {
     let guest = Arc::clone(guest);
     tokio::spawn(async move {

@@ -1,9 +1,9 @@
-//! Commands that outlive the connection that started them.
+//! Background runs: commands that outlive the connection that started them.
 //!
 //! The guest is its own host for these: a run is an ordinary `Exec` call over a pair of sockets in
-//! this process. Its *keeper* has the host's end, keeps the beginning of each stream and how the
-//! command ended, and lets go of its end when the run is to be ended, which is how every call is
-//! cancelled. Whoever attaches reads what is kept, from the beginning.
+//! this process. Its *keeper* task has the host's end, keeps the beginning of each stream and the exit
+//! status, and closes its end when the run is to be ended, which is how every call is
+//! cancelled. A client that attaches reads what is kept, from the beginning.
 
 use crate::error::Error;
 use crate::{Guest, exec};
@@ -21,14 +21,14 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Runs that are kept, over or not. The engine has far fewer under way and forgets each when it has
-/// what it said; with all of them full, this is 128 MiB of the sandbox's memory.
+/// Limit of runs, ended ones included. The engine has far fewer at once and forgets each when it has
+/// its output; with all of them full, this is 128 MiB of the sandbox's memory.
 const RUNS_MAX: usize = 64;
 
 /// Bytes kept of each stream of a run.
 const KEPT_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Longest id of a run or a terminal. The host's are 25.
+/// Bytes of the longest id of a run or a terminal. The host's have 25.
 const ID_BYTES_MAX: usize = 64;
 
 /// Runs by id.
@@ -37,22 +37,22 @@ pub(crate) struct Runs(Mutex<HashMap<String, Arc<Run>>>);
 
 struct Run {
     state: Mutex<State>,
-    /// Told whenever there is more in the state.
+    /// Notified when the state changes.
     changed: watch::Sender<()>,
-    /// Whether the keeper is to end it.
+    /// Set to have the keeper cancel it.
     ending: watch::Sender<bool>,
 }
 
 #[derive(Default)]
 struct State {
-    /// 0 until it runs.
+    /// Process id of the command; 0 until it has started.
     pid: i32,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     exited: Option<Exited>,
 }
 
-/// A run that did not start yet: dropped like that, it is gone.
+/// A run that has not started yet; removed on drop.
 struct Starting<'a> {
     runs: &'a Runs,
     run: Arc<Run>,
@@ -83,7 +83,7 @@ pub(crate) async fn start(
     let mut host = HostEnd::call(ours, Call::Exec(call)).await?;
     let first = host.replies.next().await?;
     let Reply::Started(Started { pid }) = first else {
-        // Why it did not start.
+        // The error why it did not start.
         return Ok(first);
     };
     run.state().pid = pid;
@@ -92,7 +92,7 @@ pub(crate) async fn start(
     follow(&run, replies, false).await
 }
 
-/// Sends what a run said and says; the final reply is how it ended.
+/// Sends the kept and new output of a run; the final reply is its exit status.
 pub(crate) async fn attach(
     guest: &Guest,
     replies: &mut ReplySink,
@@ -109,7 +109,7 @@ async fn follow(run: &Run, replies: &mut ReplySink, now: bool) -> Result<Reply, 
     let (mut stdout_sent, mut stderr_sent) = (0, 0);
     loop {
         changed.borrow_and_update();
-        // How it ended is looked at first: what it wrote was kept before.
+        // The exit status is checked first: output from before it was kept by then.
         let exited = run.state().exited;
         loop {
             let data = chunk(&run.state().stdout, &mut stdout_sent);
@@ -127,25 +127,25 @@ async fn follow(run: &Run, replies: &mut ReplySink, now: bool) -> Result<Reply, 
         if now {
             return Ok(Reply::Done(Done::default()));
         }
-        // The sender is in the run, which is ours.
+        // The sender is in the run, which is alive here.
         changed.changed().await.ok();
     }
 }
 
-/// Ends a run and all it started.
+/// Ends a run and kills its process tree.
 pub(crate) async fn end(guest: &Guest, request: EndRun) -> Result<Reply, Error> {
     guest.runs.get(&request.id)?.end().await;
     Ok(Reply::Done(Done::default()))
 }
 
-/// Ends a run if it is not over, and forgets it.
+/// Ends a run if it has not ended, and removes it.
 pub(crate) async fn forget(guest: &Guest, request: ForgetRun) -> Result<Reply, Error> {
     guest.runs.get(&request.id)?.end().await;
     guest.runs.remove(&request.id);
     Ok(Reply::Done(Done::default()))
 }
 
-/// Checks an id that the host chose.
+/// Checks an id from the host.
 pub(crate) fn check_id(id: &str) -> Result<(), Error> {
     match id.len() {
         1..=ID_BYTES_MAX => Ok(()),
@@ -167,7 +167,7 @@ impl Runs {
         }
         if runs.len() >= RUNS_MAX {
             return Err(Error::Exhausted(format!(
-                "{RUNS_MAX} background runs are kept, which is all the sandbox takes"
+                "{RUNS_MAX} background runs are kept, the maximum of a sandbox: forget ended ones"
             )));
         }
         let run = Arc::new(Run {
@@ -205,7 +205,7 @@ impl Run {
         self.changed.send_replace(());
     }
 
-    /// Has it ended, and waits until it is over. Who stops waiting does not stop that.
+    /// Cancels it, and waits for its end. Completes also when the caller is dropped.
     async fn end(&self) {
         self.ending.send_replace(true);
         let mut changed = self.changed.subscribe();
@@ -221,7 +221,7 @@ impl Drop for Starting<'_> {
     fn drop(&mut self) {
         if !self.started {
             self.runs.remove(self.id);
-            // Somebody may wait for its end already, and nobody else will tell.
+            // Another call may wait for its end already, and only this can notify it.
             self.run
                 .change(|state| state.exited = Some(Exited::default()));
         }
@@ -234,7 +234,7 @@ async fn execute(guest: Arc<Guest>, stream: UnixStream) {
     let Ok(Some(Call::Exec(call))) = end.requests.request().await else {
         return;
     };
-    // Who starts a command in the background wants nothing more than this news.
+    // For a background run `Started` is not delayed.
     let held = Duration::ZERO;
     let last = match Box::pin(exec::exec(&guest, &mut end, call, held)).await {
         Ok(last) => last,
@@ -271,7 +271,7 @@ async fn keep(run: Arc<Run>, host: HostEnd, begin: Instant) {
     run.change(|state| state.exited = Some(exited));
 }
 
-/// How a run ended that was cancelled.
+/// Exit status of a cancelled run.
 fn killed(state: &State, begin: Instant) -> Exited {
     Exited {
         exit_code: 128 + libc::SIGKILL,
@@ -301,7 +301,7 @@ fn checked(exec: Option<Exec>) -> Result<Exec, Error> {
     })
 }
 
-/// What is to be sent next of a stream, if anything.
+/// The next unsent part of a stream, if any.
 fn chunk(kept: &[u8], sent: &mut usize) -> Option<Bytes> {
     let rest = &kept[*sent..];
     let data = &rest[..rest.len().min(CHUNK_BYTES)];

@@ -31,13 +31,13 @@ pub(crate) fn reap(pid: i32) -> io::Result<Option<i32>> {
     }
 }
 
-/// Signals a process, or with a negative id a group. Whoever is gone already is no error.
+/// Signals a process, or with a negative id a process group. One that is gone is no error.
 pub(crate) fn kill(pid: i32, signal: i32) {
     // SAFETY: kill takes two integers.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// Nanoseconds of the monotonic clock, which every process of the machine reads alike.
+/// Nanoseconds of the monotonic clock, which is the same for every process of the machine.
 pub(crate) fn monotonic_ns() -> u64 {
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
     // SAFETY: `time` is valid for writes; zeroes are a valid timespec should the call fail.
@@ -54,13 +54,37 @@ pub(crate) fn page_bytes() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Has tokio tell when a descriptor is ready.
+/// Processes and threads of the sandbox, by one system call (`sysinfo`) on Linux and gVisor.
+pub(crate) fn processes() -> u64 {
+    let mut info = MaybeUninit::<libc::sysinfo>::zeroed();
+    // SAFETY: `info` is valid for writes; zeroes are a valid value should the call fail.
+    let info = unsafe {
+        libc::sysinfo(info.as_mut_ptr());
+        info.assume_init()
+    };
+    info.procs.into()
+}
+
+/// This process's `RLIMIT_NPROC`, if it has one.
+pub fn process_limit() -> Option<u64> {
+    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: `limit` is valid for writes, and read only when the call succeeded.
+    let limit = unsafe {
+        if libc::getrlimit(libc::RLIMIT_NPROC, limit.as_mut_ptr()) != 0 {
+            return None;
+        }
+        limit.assume_init()
+    };
+    (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Registers a descriptor with tokio.
 pub(crate) fn polled(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is owned and open, and stays the same until both are dropped.
     Ok(unsafe { AsyncFd::register(fd) }?)
 }
 
-/// A random number, for names that nobody guesses.
+/// A random number, for file names that cannot be guessed.
 pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
     // SAFETY: the buffer is valid for writes of its length.
@@ -135,7 +159,7 @@ pub fn inherited_listener() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(LISTENER_FD) })
 }
 
-/// Makes a process and reaps it: the least a kernel must be able to do.
+/// Forks a process and reaps it: the self-test of a kernel.
 pub fn self_test() -> io::Result<()> {
     let mut status = -1;
     // SAFETY: the child only ends; `status` is valid for writes.
@@ -149,7 +173,9 @@ pub fn self_test() -> io::Result<()> {
     if status == 0 {
         Ok(())
     } else {
-        Err(io::Error::other("the process did not end as it should"))
+        Err(io::Error::other(
+            "the forked process exited with an unexpected status",
+        ))
     }
 }
 
@@ -162,13 +188,13 @@ pub(crate) struct KernelAction([u64; 4]);
 // === impl KernelAction ===
 
 impl KernelAction {
-    /// Nothing happens.
+    /// SIG_IGN.
     pub(crate) fn ignore() -> Self {
         Self([libc::SIG_IGN as u64, 0, 0, 0])
     }
 }
 
-/// Past glibc, which hides two signals that a parent can well have ignored.
+/// Not through glibc, which hides two signals that a parent can have ignored.
 ///
 /// # Safety
 /// `new` and `old` are null or valid.

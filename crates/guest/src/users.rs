@@ -1,13 +1,13 @@
-//! Who a command runs as: `/etc/passwd` and `/etc/group` of the sandbox, which its user may have rewritten.
+//! User lookup for a command: `/etc/passwd` and `/etc/group` of the sandbox, which code in it may have rewritten.
 
 use crate::error::Error;
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 
-/// Bytes read of either file. Whoever needs more users than that names them by number.
+/// Bytes read of either file. Users beyond that can be named by number.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Further groups of a user that are honoured; the kernel's own bound is 65536.
+/// Supplementary groups of a user that are used; the kernel's bound is 65536.
 const GROUPS_MAX: usize = 256;
 
 /// A user of the sandbox.
@@ -19,7 +19,7 @@ pub(crate) struct User {
     pub(crate) uid: u32,
     /// Group id.
     pub(crate) gid: u32,
-    /// Further groups.
+    /// Supplementary groups.
     pub(crate) groups: Vec<u32>,
     /// Home directory.
     pub(crate) home: Vec<u8>,
@@ -57,7 +57,7 @@ impl User {
         Ok(user)
     }
 
-    /// Root, as every sandbox has it.
+    /// Root, as in every sandbox.
     pub(crate) fn root() -> Self {
         Self {
             name: b"root".to_vec(),
@@ -108,7 +108,7 @@ fn lines(file: &[u8]) -> impl Iterator<Item = &[u8]> {
     file.split(|byte| *byte == b'\n')
 }
 
-/// Empty when there is no such file, or when somebody put a pipe or a device in its place.
+/// Empty when there is no such file, or when it is a FIFO or a device.
 fn read(path: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Ok(file) = std::fs::OpenOptions::new()
@@ -117,7 +117,7 @@ fn read(path: &str) -> Vec<u8> {
         .open(path)
         && file.metadata().is_ok_and(|metadata| metadata.is_file())
     {
-        // What was read before an error is used: a cut file only lacks users.
+        // After an error the part that was read is used: a truncated file only lacks users.
         let _ = file.take(FILE_BYTES_MAX).read_to_end(&mut bytes);
     }
     bytes

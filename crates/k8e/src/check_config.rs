@@ -1,4 +1,4 @@
-//! `k8e check-config`: what the drivers say of this machine, for people and for programs.
+//! `k8e check-config`: the drivers' preflight checks of this machine, as a table or as JSON.
 
 use clap::Args;
 use k8e_cli::Globals;
@@ -11,10 +11,10 @@ use std::process::ExitCode;
 pub(crate) const LONG_ABOUT: &str = "\
 Check whether this machine can make sandboxes.
 
-Shows kernel features, limits, runtimes and languages, each with a verdict (ok, weaker, missing, or
-unknown where it could not be found out) and what to do about it. As root it also makes a sandbox
-with each runtime, in a directory of its own beside the data directory, and removes it again; a
-server need not run, and one that does is left alone.
+Prints kernel features, limits, runtimes and languages, each with a verdict (ok, weaker, missing, or
+unknown where it could not be checked) and what to do about it. As root it also creates a sandbox
+with each runtime, in a separate directory beside the data directory, and removes it again. No
+server has to run, and a running one is not affected.
 
 The exit code is 0 when gvisor or native works, and 1 otherwise: also without root, because then
 neither can be tried.";
@@ -26,12 +26,12 @@ Examples:
   sudo k8e check-config
   k8e check-config --json | jq '.checks[] | select(.verdict != \"ok\")'")]
 pub(crate) struct CheckConfigArgs {
-    /// Print JSON
+    /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// Looks, and prints what was found.
+/// Runs the checks and prints the report.
 pub(crate) fn run(globals: &Globals, args: &CheckConfigArgs, guest: &[u8]) -> ExitCode {
     let report = checks::run(Subject {
         data_dir: globals.data_dir.clone(),
@@ -66,9 +66,9 @@ fn table(report: &Report) -> String {
         text,
         "\n{}",
         match (report.usable, untried("native")) {
-            (true, _) => "sandboxes can be made here",
-            (false, true) => "only root can make sandboxes, and find out whether that works here",
-            (false, false) => "no sandbox can be made here: mend what is missing",
+            (true, _) => "sandboxes can be created here",
+            (false, true) => "not checked: only root can create sandboxes; run it with sudo",
+            (false, false) => "sandboxes cannot be created here: fix what is missing",
         }
     );
     text

@@ -1,8 +1,8 @@
-//! How many files this process may have open: every role that serves connections wants as many as it can get.
+//! Limit of open file descriptors (RLIMIT_NOFILE): raised to its maximum for every role that serves connections.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// As many descriptors as we may have: each client and each command costs a few.
+/// Raises the soft limit to the hard limit: each client and each command needs a few descriptors.
 pub(crate) fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -11,13 +11,13 @@ pub(crate) fn raise_limit() {
     };
     if setrlimit(Resource::Nofile, raised).is_err() {
         tracing::warn!(
-            "the limit of {:?} open files could not be raised",
+            "cannot raise the limit of {:?} open files (RLIMIT_NOFILE)",
             limit.current
         );
     }
 }
 
-/// How many descriptors this process may have open now.
+/// The current soft limit.
 pub(crate) fn limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| {

@@ -1,9 +1,9 @@
-//! Logging to stderr, the same for every role that runs for long.
+//! Logging to standard error, the same for server, operator and router.
 
 use std::io::IsTerminal as _;
 use tracing_subscriber::EnvFilter;
 
-/// Starts logging. `false`: the filter makes no sense and `info` is used instead.
+/// Starts logging; returns whether the filter is valid. An invalid one is replaced by `info`.
 pub(crate) fn to_stderr(filter: &str) -> bool {
     let filter = EnvFilter::try_new(filter);
     let known = filter.is_ok();
@@ -16,10 +16,10 @@ pub(crate) fn to_stderr(filter: &str) -> bool {
     known
 }
 
-/// Starts logging as `RUST_LOG` says.
+/// Starts logging with the filter of `RUST_LOG`.
 pub(crate) fn by_environment() {
     let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
     if !to_stderr(&filter) {
-        tracing::warn!("RUST_LOG={filter} makes no sense; using info");
+        tracing::warn!("RUST_LOG={filter} is not a valid filter; using info");
     }
 }

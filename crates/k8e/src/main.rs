@@ -1,4 +1,4 @@
-//! The k8e binary: reads the command line and builds the role it asks for. Wiring only.
+//! The k8e binary: parses the command line and dispatches to server, client, operator, router or launcher. Wiring only.
 
 mod check_config;
 mod descriptors;
@@ -35,7 +35,7 @@ struct K8e {
     role: Role,
 }
 
-/// What this process shall be.
+/// The role of this process.
 #[derive(Subcommand)]
 enum Role {
     /// Serve sandboxes on this machine

@@ -1,8 +1,8 @@
 //! `k8e operator`: the controllers of the agent-sandbox API, in a cluster or beside it.
 
+use k8e_net::shutdown;
 use k8e_operator::options::OperatorOptions;
 use std::process::ExitCode;
-use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) const LONG_ABOUT: &str = "\
 Serve the agent-sandbox API on a Kubernetes cluster: Sandbox and, with --extensions, SandboxClaim,
@@ -13,7 +13,7 @@ Deployment can change its image and keep its arguments.
 
 Install the kinds first: kubectl apply -f deploy/crds (or the Helm chart in deploy/helm/k8e).";
 
-/// Runs the operator until it is told to stop.
+/// Runs the operator until SIGTERM or SIGINT.
 pub(crate) fn run(options: OperatorOptions) -> ExitCode {
     crate::log::by_environment();
     match serve(options) {
@@ -32,20 +32,9 @@ fn serve(options: OperatorOptions) -> Result<(), String> {
         .build()
         .map_err(|e| format!("cannot start threads: {e}"))?;
     runtime.block_on(async {
-        let stop = stop_signal().map_err(|e| format!("cannot listen for signals: {e}"))?;
+        let stop = shutdown::signals().map_err(|e| format!("cannot listen for signals: {e}"))?;
         k8e_operator::run(options, stop)
             .await
             .map_err(|e| e.to_string())
-    })
-}
-
-fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
     })
 }

@@ -1,4 +1,4 @@
-//! `k8e router`: one way to all sandboxes of a cluster.
+//! `k8e router`: reverse proxy to the sandboxes of a Kubernetes cluster.
 
 use k8e_operator::router::{self, Command, Options};
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ sandbox-router-svc of agent-sandbox does: the header X-Sandbox-ID names the sand
   k8e router --authz-mode tokenreview
   k8e router token --namespace default --name my-sandbox --ttl 1h";
 
-/// Runs the router until it is told to stop, or makes a token.
+/// Runs the router until SIGTERM or SIGINT, or prints a token.
 pub(crate) fn run(options: Options) -> ExitCode {
     crate::log::by_environment();
     let outcome = match &options.command {

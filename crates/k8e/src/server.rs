@@ -1,7 +1,7 @@
-//! `k8e server`: lock, launcher, listening sockets; give up root; store, engine, doors; then wait for a
-//! signal, drain, and leave.
+//! `k8e server`: takes the lock, binds the listening sockets and starts the launcher; drops root; starts store, engine and
+//! gateway; then waits for a signal, drains, and exits.
 //!
-//! Sandboxes outlive the server: the next one finds them again.
+//! Sandboxes keep running after the server: the next one adopts them.
 
 mod args;
 mod data_dir;
@@ -21,22 +21,22 @@ use k8e_driver::{Driver, Machine, MachineConfig};
 use k8e_engine::Sessions;
 use k8e_gateway::{Admin, Gateway, Listeners, Metrics};
 use k8e_model::EgressPolicy;
+use k8e_net::shutdown;
 use k8e_store::Store;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
 use user::ServerUser;
 
-/// The agent inside every sandbox; empty when it was not built.
+/// The guest binary (PID 1 of every sandbox); empty when this binary was built without it.
 pub(crate) static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.bin"));
 
-/// Background tasks that do not end by themselves are left behind then.
+/// Graceful shutdown: longest wait for background tasks of the engine, then for the async runtime.
 const SHUTDOWN_WITHIN: Duration = Duration::from_secs(10);
 const RUNTIME_SHUTDOWN_WITHIN: Duration = Duration::from_secs(2);
 
-/// Serves until a signal. Everything that goes wrong is said here, once.
+/// Serves until SIGTERM or SIGINT. An error is logged here, once.
 pub(crate) fn run(globals: &Globals, args: ServerArgs) -> ExitCode {
     if let Err(error) = process::set_up(&args).and_then(|()| serve(globals, args)) {
         tracing::error!("{}", error.chain());
@@ -51,19 +51,19 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
     let mut config = args.config(globals)?;
     if config.egress.allowed == EgressPolicy::All {
         tracing::warn!(
-            "--allowed-hosts all: a session that does not say can send what it reads anywhere"
+            "--allowed-hosts all: unless it is created with another list, a session can send data to any host"
         );
     }
     let data_dir = DataDir::prepare(&globals.data_dir)?;
     let lock = lock::take(&data_dir, &config.gateway.socket, autostarted)?;
-    // Kept for as long as we live; the driver shares it with the launcher, which may live longer.
+    // Held until this process exits; the driver shares it with the launcher, which may live longer.
     let _lock = lock
         .try_clone()
         .map_err(|source| data_dir.failed("lock", source))?;
     let user = ServerUser::of(&data_dir);
     data_dir.give_to(&user)?;
     config.egress.find_upstreams();
-    // First: who is built after it is measured.
+    // Before everything else: only what is built after the recorder is measured.
     config.gateway.admin = match config.metrics_listen {
         Some(address) => {
             let metrics = Metrics::install().map_err(Error::Gateway)?;
@@ -80,15 +80,17 @@ fn serve(globals: &Globals, args: ServerArgs) -> Result<(), Error> {
         lock,
         memory_disks: config.memory_disks,
         disk_rate: config.disk_rate,
+        runsc: config.runsc.clone(),
         limits_max: config.engine.limits_max,
         server_gid: user.gid,
         socket: Some(config.gateway.socket.clone()),
     })
     .map_err(Error::Driver)?;
     let drivers = runtimes::start(&machine, &config)?;
-    // After the launcher: sandboxes shall not have our number of descriptors.
+    config.engine.layers = Some(Arc::new(machine.clone()));
+    // After the launcher: sandboxes must not inherit the raised limit.
     crate::descriptors::raise_limit();
-    // From here on nothing is root but the launcher. Before the runtime: there is one thread yet.
+    // From here on only the launcher is root. Before the async runtime, while there is one thread.
     user.become_it(&data_dir)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -109,8 +111,7 @@ async fn serve_until_signal(
     drivers: Vec<Arc<dyn Driver>>,
     listeners: Listeners,
 ) -> Result<(), Error> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
+    let signals = shutdown::signals().map_err(Error::Runtime)?;
 
     let store = Store::open(&data_dir.store()).await.map_err(Error::Store)?;
     config.engine.denied = config.egress.denied.clone();
@@ -125,10 +126,13 @@ async fn serve_until_signal(
         .tcp_address()
         .map(|address| format!(" and https://{address}"));
     if let Some(address) = gateway.admin_address() {
-        tracing::info!("metrics are on http://{address}/metrics");
+        tracing::info!("metrics: http://{address}/metrics");
     }
     if let Some(address) = gateway.expose_address() {
-        tracing::info!("exposed services are on http://{address}/k8e/expose/");
+        tracing::info!("exposed services: http://{address}/k8e/expose/");
+    }
+    if let Some(address) = gateway.e2b_address() {
+        tracing::info!("E2B API: http://{address}");
     }
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(
@@ -138,18 +142,17 @@ async fn serve_until_signal(
     );
 
     let stop = async {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("stopping: sandboxes stay alive for the next server");
+        signals.await;
+        tracing::info!("stopping: sandboxes keep running and are adopted by the next server");
     };
     let served = gateway.serve(stop).await.map_err(Error::Gateway);
     if tokio::time::timeout(SHUTDOWN_WITHIN, sessions.shutdown())
         .await
         .is_err()
     {
-        tracing::warn!("background work was still under way after {SHUTDOWN_WITHIN:?}");
+        tracing::warn!(
+            "graceful shutdown: background tasks were still running after {SHUTDOWN_WITHIN:?} and are aborted"
+        );
     }
     served
 }

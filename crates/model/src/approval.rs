@@ -1,105 +1,105 @@
-//! Approvals: an agent asks a person before it does something that cannot be undone.
+//! Approvals: requests of an agent that a person decides on.
 
 use crate::{ApprovalId, Error, KeyId, Principal, SessionId, UnixMillis};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A person has to read it: a page of text.
+/// Longest description of an action: a page of text, which a person has to read.
 const ACTION_BYTES_MAX: usize = 4 * 1024;
 
-/// A few sentences.
+/// Longest reason of a decision: a few sentences.
 const REASON_BYTES_MAX: usize = 1024;
 
-/// K8E's number.
+/// Default timeout of a request, as in the Go K8E.
 const OPEN_DEFAULT: Duration = Duration::from_secs(5 * 60);
 
-/// A person sleeps over it once; after that what was asked may mean something else.
+/// Longest timeout of a request: after a day the situation may have changed.
 const OPEN_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// What a caller proved himself with, as far as it matters whether two calls had the same.
+/// Credential of a caller, to compare whether two calls used the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Proof {
-    /// The kernel's word, on this machine.
+    /// Peer credentials of the kernel, on the Unix socket.
     Local,
-    /// An API key, or a certificate that was given for it: who has the key has those.
+    /// An API key, or a certificate issued for it.
     Key(KeyId),
-    /// A certificate that the server made by itself, by its common name: it is made again.
+    /// A certificate of the server itself, by its common name, since it is renewed.
     Certificate(String),
 }
 
-/// Who calls, with what, and from where as far as he says so.
+/// Caller of an approval call: principal, credential and session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Who.
+    /// Its principal.
     pub principal: Principal,
-    /// What he proved that with.
+    /// Its credential.
     pub proof: Proof,
-    /// The session that he says he works for.
+    /// The session that it says it works in.
     pub session: Option<SessionId>,
 }
 
-/// What somebody wants to do, for a person to read: it shows as it is.
+/// Description of an action for a person to read: printable text without control characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApprovalAction(String);
 
-/// Why somebody decided as he did; may be empty.
+/// Reason of a decision; may be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApprovalReason(String);
 
-/// How long an approval can be decided.
+/// Timeout of an approval request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApprovalTime(Duration);
 
-/// A question that a person has to answer.
+/// An approval request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Approval {
-    /// Random.
+    /// Random id.
     pub id: ApprovalId,
-    /// Whose work waits.
+    /// The session that it is about.
     pub session: SessionId,
-    /// Of the session.
+    /// Owner of the session.
     pub owner: String,
-    /// What is to be done.
+    /// The action to approve.
     pub action: ApprovalAction,
-    /// Who asked.
+    /// The requester.
     pub asked_by: ApprovalParty,
     /// When.
     pub asked_at: UnixMillis,
-    /// From then on nobody can decide.
+    /// Time of expiry.
     pub expires_at: UnixMillis,
-    /// What became of it.
+    /// Its state.
     pub state: ApprovalState,
 }
 
-/// Somebody who asked or decided.
+/// A requester or decider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApprovalParty {
     /// The principal's name.
     pub principal: String,
-    /// With what.
+    /// Its credential.
     pub proof: Proof,
 }
 
-/// What became of a question.
+/// State of an approval request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApprovalState {
-    /// Nobody has decided yet.
+    /// Not decided yet.
     Pending,
-    /// Somebody has.
+    /// Decided.
     Decided(Box<ApprovalDecision>),
-    /// Nobody did in time, or its session is over.
+    /// Not decided in time, or its session has ended.
     Expired,
 }
 
-/// An answer. There is one.
+/// The decision on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApprovalDecision {
-    /// Yes or no.
+    /// Whether it was approved.
     pub approved: bool,
-    /// Why, in the decider's words.
+    /// Reason of the decision.
     pub reason: ApprovalReason,
-    /// Whose answer it is.
+    /// The decider.
     pub by: ApprovalParty,
     /// When.
     pub at: UnixMillis,
@@ -132,7 +132,7 @@ impl FromStr for Proof {
 // === impl Caller ===
 
 impl Caller {
-    /// As he is written down.
+    /// As stored.
     pub fn party(&self) -> ApprovalParty {
         ApprovalParty {
             principal: self.principal.name().to_owned(),
@@ -181,7 +181,7 @@ impl TryFrom<String> for ApprovalReason {
 // === impl ApprovalTime ===
 
 impl ApprovalTime {
-    /// What a request asks for; 0 is the default.
+    /// Milliseconds of a request; 0 is the default.
     pub fn from_ms(ms: u64) -> Result<Self, Error> {
         match Duration::from_millis(ms) {
             Duration::ZERO => Ok(Self::default()),
@@ -207,13 +207,13 @@ impl Default for ApprovalTime {
 // === impl Approval ===
 
 impl Approval {
-    /// How long it could be decided.
+    /// Time between request and expiry.
     pub fn open_for(&self) -> Duration {
         let ms = self.expires_at.saturating_sub(self.asked_at);
         Duration::from_millis(ms.max(0).unsigned_abs())
     }
 
-    /// What speaks against this caller's decision, whoever he is: it would be the asker's own.
+    /// Why this caller must not decide: it is the requester itself. `None` when it may.
     pub fn self_approval(&self, caller: &Caller) -> Option<&'static str> {
         if caller.session.as_ref() == Some(&self.session) {
             return Some("the call comes from the session that asked");
@@ -251,7 +251,7 @@ impl ApprovalDecision {
     }
 }
 
-/// A person decides by what he sees: nothing may move his cursor or turn his text around.
+/// Refuses control and bidirectional characters, which could change what the deciding person sees.
 fn check_text(text: &str, noun: &str, bytes_max: usize) -> Result<(), Error> {
     if text.len() > bytes_max {
         return Err(Error::invalid(format!(

@@ -1,26 +1,26 @@
-//! A command that outlives the call that started it, as its record has it.
+//! Background runs: the record of a command that outlives the call that started it.
 
 use crate::{Error, LimitKind, Outcome, RunId, RunStatus, SessionId, UnixMillis};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What is kept of each stream of a background run, as K8E's clients expect.
+/// Output kept of each stream of a background run, as `sandbox.v1` clients expect.
 pub const BACKGROUND_OUTPUT_BYTES_MAX: u64 = 1024 * 1024;
 
-/// A command that outlives the call that started it.
+/// A background run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackgroundRun {
-    /// Random.
+    /// Random id.
     pub id: RunId,
-    /// Where it runs; whose that is may see it.
+    /// Its session, whose owner may see it.
     pub session: SessionId,
-    /// How it is doing.
+    /// Its status.
     pub status: BackgroundStatus,
-    /// Why, where the status does not say it all.
+    /// Reason of the status; may be empty.
     pub reason: String,
-    /// Its name, for people.
+    /// Name of the program, for display.
     pub program: String,
-    /// None is no limit.
+    /// Timeout; `None` is no limit.
     pub timeout: Option<Duration>,
     /// When it started.
     pub started_at: UnixMillis,
@@ -32,41 +32,41 @@ pub struct BackgroundRun {
     pub signal: i32,
     /// From start to end, or so far.
     pub duration: Duration,
-    /// The beginning of what it wrote.
+    /// The beginning of its standard output.
     pub stdout: Vec<u8>,
-    /// The beginning of what it wrote.
+    /// The beginning of its standard error.
     pub stderr: Vec<u8>,
-    /// Whether it wrote more.
+    /// Whether there was more.
     pub stdout_truncated: bool,
-    /// Whether it wrote more.
+    /// Whether there was more.
     pub stderr_truncated: bool,
     /// Limits that were hit while it ran.
     pub limits_hit: Vec<LimitKind>,
 }
 
-/// How a background run is doing.
+/// Status of a background run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackgroundStatus {
-    /// It is not over.
+    /// In progress.
     Running,
     /// It ended by itself, whatever its exit code.
     Completed,
-    /// Its time was up.
+    /// Killed at its timeout.
     TimedOut,
-    /// The sandbox's memory was used up.
+    /// Killed because the sandbox reached its memory limit.
     OomKilled,
-    /// Somebody ended it, or its session.
+    /// Cancelled, or its session was destroyed.
     Cancelled,
-    /// Its sandbox failed it.
+    /// Its sandbox failed.
     Failed,
-    /// The server was away when it ended, and nobody knows how.
+    /// It ended while no server was running, and its result is unknown.
     Lost,
 }
 
 // === impl BackgroundRun ===
 
 impl BackgroundRun {
-    /// One that begins now.
+    /// A run that starts now.
     pub fn new(
         session: SessionId,
         program: String,
@@ -93,7 +93,7 @@ impl BackgroundRun {
         }
     }
 
-    /// It ended like that.
+    /// Sets the result.
     pub fn end(&mut self, outcome: Outcome) {
         self.status = outcome.status.into();
         self.exit_code = outcome.exit_code;
@@ -104,7 +104,7 @@ impl BackgroundRun {
         self.limits_hit = outcome.limits_hit;
     }
 
-    /// Without what it wrote.
+    /// A copy without its output.
     pub fn without_output(&self) -> Self {
         Self {
             stdout: Vec::new(),
@@ -127,7 +127,7 @@ impl BackgroundStatus {
         Self::Lost,
     ];
 
-    /// As it is written in answers and in the store.
+    /// As in responses and in the store.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",

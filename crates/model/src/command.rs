@@ -1,15 +1,16 @@
-//! One thing to run in a sandbox, and how it ended.
+//! A command to run in a sandbox, and its result.
 
-use crate::{Env, Error, Flow, Language, LimitKind};
+use crate::{Env, Error, Flow, Language, LimitKind, TimeLimit};
+use bytes::Bytes;
 use std::time::Duration;
 
-/// Code that travels in one message. More than that is a file: write it, then run it.
+/// Largest code of a run, since it is sent in one message. Larger programs are written to a file first.
 pub const CODE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// What a run may take when nobody says, as K8E's clients expect.
+/// Default timeout of a run, as `sandbox.v1` clients expect.
 pub const RUN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// The kernel's own bounds for one exec are larger; this keeps a request small.
+/// Bounds of a request; the kernel's own for `execve` are larger.
 const ARGS_MAX: usize = 4096;
 const ARGS_BYTES_MAX: usize = 1024 * 1024;
 const CWD_BYTES_MAX: usize = 4096;
@@ -18,69 +19,69 @@ const USER_BYTES_MAX: usize = 64;
 /// What to execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// A program and its arguments, as they are.
-    Argv(Vec<Vec<u8>>),
+    /// A program and its arguments, without a shell.
+    Argv(Vec<Bytes>),
     /// Code for a language's interpreter.
     Code {
-        /// Which interpreter.
+        /// Language of the code.
         language: Language,
-        /// The code, as bytes.
-        code: Vec<u8>,
+        /// The code, which need not be UTF-8. Shared: a clone copies nothing.
+        code: Bytes,
     },
 }
 
-/// A checked command.
+/// A validated command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
     /// What to execute.
     pub program: Program,
-    /// On top of the session's environment.
+    /// Environment variables, in addition to those of the session.
     pub env: Env,
-    /// Absolute; none is the workspace.
+    /// Working directory, absolute; `None` is the workspace.
     pub cwd: Option<String>,
-    /// A user name or number inside; none is root.
+    /// User name or uid in the sandbox; `None` is root.
     pub user: Option<String>,
-    /// None is no limit.
-    pub timeout: Option<Duration>,
-    /// Bytes of each stream that are delivered; none is all, at the reader's pace.
+    /// How long it may take; the engine fills in the default.
+    pub timeout: TimeLimit,
+    /// Bytes of each stream that are delivered; `None` is all, with backpressure.
     pub output_bytes_max: Option<u64>,
     /// Whether standard input follows.
     pub stdin: bool,
 }
 
-/// In one word, how a run ended.
+/// Status of an ended run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunStatus {
     /// It ended by itself, whatever its exit code.
     Completed,
-    /// Its time was up and everything it had started was killed.
+    /// Killed at its timeout, with all processes it started.
     TimedOut,
-    /// It was killed because the sandbox's memory was used up.
+    /// Killed because the sandbox reached its memory limit.
     OomKilled,
 }
 
-/// How a run ended, in full.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// 128+n when a signal ended it.
+    /// Exit code; 128+n for signal n.
     pub exit_code: i32,
-    /// 0 when it exited by itself.
+    /// Signal that ended it; 0 for none.
     pub signal: i32,
-    /// In one word.
+    /// Its status.
     pub status: RunStatus,
-    /// From start to end, as the guest measured.
+    /// Run time, as the guest measured it.
     pub duration: Duration,
-    /// Bytes it wrote, delivered or not.
+    /// Bytes written to this stream, delivered or not.
     pub stdout_bytes: u64,
-    /// Bytes it wrote, delivered or not.
+    /// Bytes written to this stream, delivered or not.
     pub stderr_bytes: u64,
-    /// Whether some were not delivered.
+    /// Whether some bytes of this stream were not delivered.
     pub stdout_truncated: bool,
-    /// Whether some were not delivered.
+    /// Whether some bytes of this stream were not delivered.
     pub stderr_truncated: bool,
     /// Limits that were hit while it ran.
     pub limits_hit: Vec<LimitKind>,
-    /// What its sandbox tried to reach meanwhile and was denied by a rule.
+    /// Egress of its sandbox that was denied during the run.
     pub egress_denied: Vec<Flow>,
 }
 
@@ -89,13 +90,16 @@ pub struct Outcome {
 impl Command {
     /// A command with nothing but its program; the rest is set by the caller.
     pub fn new(program: Program) -> Result<Self, Error> {
-        check_program(&program)?;
+        match &program {
+            Program::Code { code, .. } => check_code(code)?,
+            Program::Argv(args) => check_argv(args)?,
+        }
         Ok(Self {
             program,
             env: Env::default(),
             cwd: None,
             user: None,
-            timeout: Some(RUN_TIMEOUT_DEFAULT),
+            timeout: TimeLimit::Default,
             output_bytes_max: None,
             stdin: false,
         })
@@ -132,7 +136,7 @@ impl Command {
 // === impl RunStatus ===
 
 impl RunStatus {
-    /// As it is written in answers.
+    /// As in responses.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -142,37 +146,42 @@ impl RunStatus {
     }
 }
 
-fn check_program(program: &Program) -> Result<(), Error> {
-    match program {
-        Program::Code { code, .. } if code.iter().all(u8::is_ascii_whitespace) => Err(
-            Error::invalid("no code to run: pass it as an argument or on standard input"),
-        ),
-        Program::Code { code, .. } if code.len() > CODE_BYTES_MAX => Err(Error::invalid(format!(
+/// Whether code can be sent to a sandbox: not empty, and within [`CODE_BYTES_MAX`].
+pub fn check_code(code: &[u8]) -> Result<(), Error> {
+    if code.iter().all(u8::is_ascii_whitespace) {
+        return Err(Error::invalid(
+            "no code to run: pass it as an argument or on standard input",
+        ));
+    }
+    if code.len() > CODE_BYTES_MAX {
+        return Err(Error::invalid(format!(
             "code is {} bytes, at most {CODE_BYTES_MAX} are allowed: write it to a file with `k8e sandbox write` and run that",
             code.len()
-        ))),
-        Program::Code { .. } => Ok(()),
-        Program::Argv(args) => {
-            let total: usize = args.iter().map(Vec::len).sum();
-            if args.first().is_none_or(Vec::is_empty) {
-                return Err(Error::invalid(
-                    "no command to run: give a program and its arguments",
-                ));
-            }
-            if args.len() > ARGS_MAX || total > ARGS_BYTES_MAX {
-                return Err(Error::invalid(format!(
-                    "{} arguments of {total} bytes in all, at most {ARGS_MAX} of {ARGS_BYTES_MAX} bytes are allowed",
-                    args.len()
-                )));
-            }
-            if args.iter().any(|arg| arg.contains(&0)) {
-                return Err(Error::invalid(
-                    "an argument contains NUL, which no program can receive",
-                ));
-            }
-            Ok(())
-        }
+        )));
     }
+    Ok(())
+}
+
+/// Whether a program and its arguments can be sent to a sandbox: a name, bounds of the request, no NUL.
+pub fn check_argv(args: &[Bytes]) -> Result<(), Error> {
+    let total: usize = args.iter().map(Bytes::len).sum();
+    if args.first().is_none_or(Bytes::is_empty) {
+        return Err(Error::invalid(
+            "no command to run: give a program and its arguments",
+        ));
+    }
+    if args.len() > ARGS_MAX || total > ARGS_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "{} arguments of {total} bytes in all, at most {ARGS_MAX} of {ARGS_BYTES_MAX} bytes are allowed",
+            args.len()
+        )));
+    }
+    if args.iter().any(|arg| arg.contains(&0)) {
+        return Err(Error::invalid(
+            "an argument contains NUL, which no program can receive",
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -182,7 +191,7 @@ mod tests {
     fn code(code: &[u8]) -> Result<Command, Error> {
         Command::new(Program::Code {
             language: Language::Bash,
-            code: code.to_vec(),
+            code: Bytes::copy_from_slice(code),
         })
     }
 
@@ -198,9 +207,9 @@ mod tests {
                 .contains("sandbox write")
         );
         assert!(Command::new(Program::Argv(vec![])).is_err());
-        assert!(Command::new(Program::Argv(vec![vec![]])).is_err());
-        assert!(Command::new(Program::Argv(vec![b"a\0b".to_vec()])).is_err());
-        assert!(Command::new(Program::Argv(vec![b"a".to_vec(); ARGS_MAX + 1])).is_err());
+        assert!(Command::new(Program::Argv(vec![Bytes::new()])).is_err());
+        assert!(Command::new(Program::Argv(vec!["a\0b".into()])).is_err());
+        assert!(Command::new(Program::Argv(vec!["a".into(); ARGS_MAX + 1])).is_err());
     }
 
     #[test]

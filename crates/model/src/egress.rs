@@ -1,7 +1,6 @@
-//! What a sandbox may reach: names, networks, rules, and what became of each attempt.
+//! Egress policy: host names, networks, allow and deny rules, and the log entry of each attempt.
 //!
-//! Everything here is decided from what it is given. Who asks, resolves and connects is elsewhere;
-//! this is the part that must be right, so it is the part that is pure.
+//! Pure functions of their arguments; DNS and connections are in `crates/egress`.
 
 mod deny;
 mod flow;

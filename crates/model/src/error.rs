@@ -1,4 +1,4 @@
-//! What can go wrong, as every door tells it.
+//! Error codes, the same for every API.
 
 use serde::{Deserialize, Serialize};
 

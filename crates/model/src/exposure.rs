@@ -1,4 +1,4 @@
-//! Services in a sandbox that have a URL: which port, where inside, and what its visitors must know.
+//! Exposed services: port, address in the sandbox, and the token in the URL.
 
 use crate::{Error, SessionId, UnixMillis};
 use std::fmt;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 const TOKEN_BYTES: usize = 32;
 
-/// The longest address of the kind, with room.
+/// Longest loopback address, with room to spare.
 const HOST_BYTES_MAX: usize = 64;
 
 /// A label of DNS has 63 bytes; a port and a dash take up to six.
@@ -17,35 +17,35 @@ const LABEL_SESSION_BYTES_MAX: usize = 57;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Port(u16);
 
-/// Where a service listens inside: loopback.
+/// Loopback address that a service listens on in the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceHost(String);
 
-/// What a visitor must know. 256 random bits, shown to nobody by accident.
+/// Secret token of a service's URL: 256 random bits. Debug does not print it.
 #[derive(Clone)]
 pub struct ServiceToken([u8; TOKEN_BYTES]);
 
-/// A service that has a URL.
+/// An exposed service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exposure {
-    /// Where it runs.
+    /// Its session.
     pub session: SessionId,
-    /// Which it is.
+    /// Its port.
     pub port: Port,
-    /// Where it listens inside.
+    /// Its address in the sandbox.
     pub host: ServiceHost,
-    /// What its visitors must know.
+    /// Its token.
     pub token: ServiceToken,
-    /// Since when it has a URL.
+    /// Time of exposure.
     pub started_at: UnixMillis,
 }
 
 /// The first label of a service's own host name: port and session, as in `8000-sess-xa3pvctig6z62cuz37lw`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceLabel {
-    /// Where it runs.
+    /// Its session.
     pub session: SessionId,
-    /// Which it is.
+    /// Its port.
     pub port: Port,
 }
 
@@ -125,7 +125,7 @@ impl Default for ServiceHost {
     }
 }
 
-/// What a service binds to is taken as well: who listens everywhere listens on loopback too.
+/// Unspecified addresses are accepted too: a service that listens on all addresses listens on loopback.
 impl FromStr for ServiceHost {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self, Error> {
@@ -153,7 +153,7 @@ impl fmt::Display for ServiceHost {
 // === impl ServiceToken ===
 
 impl ServiceToken {
-    /// What is compared with when there is nothing to open. Nobody is given this one.
+    /// A token that is never given out, to compare with where no service exists (constant time).
     pub const NOBODYS: Self = Self([0; TOKEN_BYTES]);
 
     /// A new one.
@@ -163,12 +163,12 @@ impl ServiceToken {
         Self(bytes)
     }
 
-    /// As it was kept.
+    /// From its stored bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Some(Self(bytes.try_into().ok()?))
     }
 
-    /// As a visitor sends it: 64 hexadecimal digits. None for anything else.
+    /// As a client sends it: 64 hexadecimal digits. `None` for anything else.
     pub fn parse(text: &[u8]) -> Option<Self> {
         if text.len() != 2 * TOKEN_BYTES {
             return None;
@@ -181,18 +181,18 @@ impl ServiceToken {
         Some(Self(bytes))
     }
 
-    /// To be kept.
+    /// Bytes to store, encrypted.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// For whoever exposed the service.
+    /// As text, for the client that exposed the service.
     pub fn reveal(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// Takes the same time however much is equal.
+/// Constant-time comparison.
 impl PartialEq for ServiceToken {
     fn eq(&self, other: &Self) -> bool {
         let differs = self.0.iter().zip(&other.0);

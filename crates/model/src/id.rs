@@ -1,4 +1,4 @@
-//! Names of sessions, sandboxes, tenants, runs and terminals: random where we make them, DNS labels always.
+//! Ids of sessions, sandboxes, tenants, runs and terminals: valid DNS labels, random unless chosen by a client.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -108,6 +108,12 @@ impl SessionId {
     /// A new id that nobody can guess.
     pub fn random() -> Self {
         Self(format!("sess-{}", random_text()))
+    }
+
+    /// The same in the form that E2B clients take: lower-case letters and digits only, which is also the first label of
+    /// a host name, where `-` has a meaning.
+    pub fn random_e2b() -> Self {
+        Self(format!("i{}", random_text()))
     }
 
     /// A new one for a sub-agent, which nobody can guess. The parent's is cut where that is needed.

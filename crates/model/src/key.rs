@@ -1,21 +1,21 @@
-//! API keys: 256 random bits that are shown once and kept as a hash.
+//! API keys: 256 random bits, shown once and stored as a hash.
 
 use crate::Error;
 use std::fmt;
 
 const KEY_BYTES: usize = 32;
 
-/// What a key begins with where people see it.
+/// Prefix of a key as it is shown.
 const PREFIX: &str = "k8e_";
 
-/// Also taken: how E2B's clients insist on writing the same key.
+/// Prefix that E2B clients require for the same key; accepted too.
 const PREFIX_E2B: &str = "e2b_";
 
-/// A key. Whoever has it is whom it was made for, so it is shown to nobody by accident.
+/// An API key. Debug does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey([u8; KEY_BYTES]);
 
-/// What is kept of a key. SHA-256 is enough for random bits: there is nothing to guess.
+/// Hash of a key, as stored. SHA-256 without salt is enough for 256 random bits.
 #[derive(Clone, Copy)]
 pub struct KeyHash(pub [u8; 32]);
 
@@ -53,7 +53,7 @@ impl ApiKey {
         Ok(Self(bytes))
     }
 
-    /// For whoever it was made for.
+    /// As text, shown once.
     pub fn reveal(&self) -> String {
         let digits = self.0.iter().map(|byte| format!("{byte:02x}"));
         PREFIX.to_owned() + &digits.collect::<String>()
@@ -74,7 +74,7 @@ impl fmt::Debug for ApiKey {
 
 // === impl KeyHash ===
 
-/// Takes the same time however much is equal.
+/// Constant-time comparison.
 impl PartialEq for KeyHash {
     fn eq(&self, other: &Self) -> bool {
         let differs = self.0.iter().zip(&other.0);

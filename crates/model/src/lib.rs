@@ -1,7 +1,7 @@
-//! The nouns of k8e and the rules about them, as plain data.
+//! Domain types of k8e and their validation rules, as plain data.
 //!
-//! Everything here is checked when it is made: a value of one of these types is already
-//! valid, so the crates that use it check nothing again. No IO, no async, no clock.
+//! Values are validated when they are constructed, so that crates that use them check nothing again. No IO, no async, no
+//! clock.
 
 mod approval;
 mod background;
@@ -11,6 +11,7 @@ pub mod egress;
 mod error;
 mod exposure;
 mod id;
+mod image;
 mod key;
 mod language;
 mod lifetime;
@@ -20,6 +21,7 @@ mod path;
 mod phase;
 mod pool;
 mod principal;
+mod run_request;
 mod runtime;
 mod secret;
 mod session;
@@ -27,6 +29,7 @@ mod snapshot;
 mod sub_agent;
 mod template;
 mod tenants;
+mod time_limit;
 
 pub use approval::{
     Approval, ApprovalAction, ApprovalDecision, ApprovalParty, ApprovalReason, ApprovalState,
@@ -34,7 +37,10 @@ pub use approval::{
 };
 pub use background::{BACKGROUND_OUTPUT_BYTES_MAX, BackgroundRun, BackgroundStatus};
 pub use bounded_map::{Env, Labels};
-pub use command::{CODE_BYTES_MAX, Command, Outcome, Program, RUN_TIMEOUT_DEFAULT, RunStatus};
+pub use command::{
+    CODE_BYTES_MAX, Command, Outcome, Program, RUN_TIMEOUT_DEFAULT, RunStatus, check_argv,
+    check_code,
+};
 pub use egress::{
     DenyList, DenyReason, EgressPolicy, Flow, FlowProtocol, FlowVerdict, HostName, HostPattern,
     Ipv4Net, RULES_MAX, Rule, Target,
@@ -42,19 +48,22 @@ pub use egress::{
 pub use error::{Code, Error};
 pub use exposure::{Exposure, Port, ServiceHost, ServiceLabel, ServiceToken};
 pub use id::{ApprovalId, KeyId, RunId, SandboxId, SessionId, TenantId, TerminalId};
+pub use image::{Digest, IMAGE_LAYERS_MAX, Image, ImageConfig};
 pub use key::{ApiKey, KeyHash};
 pub use language::Language;
-pub use lifetime::Lifetime;
-pub use limits::{LimitEvents, LimitKind, Limits, Quantity, size_text};
+pub use lifetime::{Lifetime, LifetimeSpec};
+pub use limits::{LimitEvents, LimitKind, Limits, LimitsSpec, Quantity, size_text};
 pub use origin::{ClientKind, SessionOrigin};
 pub use path::{GuestPath, WORKSPACE};
 pub use phase::Phase;
 pub use pool::{POOL_MAX, PoolDemand, PoolPlan, PoolSize, PoolState, Spare};
 pub use principal::{Principal, PrincipalName};
+pub use run_request::{RunRequest, RunTarget};
 pub use runtime::RuntimeKind;
 pub use secret::{SECRET_REFS_MAX, SecretName, SecretRef, SecretRefs, SecretValue};
 pub use session::{Session, SessionSpec, UnixMillis};
 pub use snapshot::{SnapshotLayers, SnapshotName};
 pub use sub_agent::{SubAgent, SubAgentSpec};
-pub use template::Template;
+pub use template::{Template, TemplateName};
 pub use tenants::Tenants;
+pub use time_limit::TimeLimit;

@@ -1,19 +1,28 @@
-//! How long a session lives.
+//! Lifetime of a session: TTL and idle timeout.
 
-use crate::Error;
+use crate::{Error, TimeLimit};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A year: longer than any machine of ours is up, short enough that sums never overflow.
+/// Longest TTL and idle timeout: a year, short enough that sums never overflow.
 const SECONDS_MAX: i64 = 366 * 24 * 3600;
 
-/// When a session ends without anybody ending it. None is never.
+/// TTL and idle timeout of a session; `None` is never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lifetime {
     /// From its creation.
     pub ttl: Option<Duration>,
     /// From the end of the last call that used it.
     pub idle: Option<Duration>,
+}
+
+/// Lifetime of a session in a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LifetimeSpec {
+    /// From its creation.
+    pub ttl: TimeLimit,
+    /// From the end of the last call that used it.
+    pub idle: TimeLimit,
 }
 
 // === impl Lifetime ===
@@ -28,15 +37,7 @@ impl Default for Lifetime {
 }
 
 impl Lifetime {
-    /// What a request asks for in seconds: 0 is the default, -1 is never.
-    pub fn with_seconds(self, ttl: i64, idle: i64) -> Result<Self, Error> {
-        Ok(Self {
-            ttl: pick("ttl", ttl, self.ttl)?,
-            idle: pick("idle timeout", idle, self.idle)?,
-        })
-    }
-
-    /// When it ends, in Unix milliseconds, given when it was made and last used.
+    /// Time of expiry in Unix milliseconds, from the times of creation and last use.
     pub fn ends_at_ms(&self, created_ms: i64, used_ms: i64) -> Option<i64> {
         let after = |start: i64, d: Option<Duration>| {
             d.map(|d| start.saturating_add(i64::try_from(d.as_millis()).unwrap_or(i64::MAX)))
@@ -48,11 +49,42 @@ impl Lifetime {
     }
 }
 
-fn pick(noun: &str, seconds: i64, default: Option<Duration>) -> Result<Option<Duration>, Error> {
+// === impl LifetimeSpec ===
+
+impl LifetimeSpec {
+    /// Times in seconds, as in a request: 0 is the server's default, -1 is never.
+    pub fn from_seconds(ttl: i64, idle: i64) -> Result<Self, Error> {
+        Ok(Self {
+            ttl: time_limit("ttl", ttl)?,
+            idle: time_limit("idle timeout", idle)?,
+        })
+    }
+
+    /// The lifetime, with the server's defaults filled in.
+    pub fn or(self, default: Lifetime) -> Lifetime {
+        Lifetime {
+            ttl: self.ttl.or(default.ttl),
+            idle: self.idle.or(default.idle),
+        }
+    }
+}
+
+impl From<Lifetime> for LifetimeSpec {
+    fn from(lifetime: Lifetime) -> Self {
+        Self {
+            ttl: lifetime.ttl.into(),
+            idle: lifetime.idle.into(),
+        }
+    }
+}
+
+fn time_limit(noun: &str, seconds: i64) -> Result<TimeLimit, Error> {
     match seconds {
-        0 => Ok(default),
-        -1 => Ok(None),
-        1..=SECONDS_MAX => Ok(Some(Duration::from_secs(seconds.unsigned_abs()))),
+        0 => Ok(TimeLimit::Default),
+        -1 => Ok(TimeLimit::Never),
+        1..=SECONDS_MAX => Ok(TimeLimit::After(Duration::from_secs(
+            seconds.unsigned_abs(),
+        ))),
         _ => Err(Error::invalid(format!(
             "{noun} of {seconds} seconds: use 1 to {SECONDS_MAX}, or -1 for never"
         ))),
@@ -66,16 +98,16 @@ mod tests {
     #[test]
     fn seconds_are_read() {
         let base = Lifetime::default();
-        assert_eq!(base.with_seconds(0, 0).unwrap(), base);
+        assert_eq!(LifetimeSpec::from_seconds(0, 0).unwrap().or(base), base);
         assert_eq!(
-            base.with_seconds(5, -1).unwrap(),
+            LifetimeSpec::from_seconds(5, -1).unwrap().or(base),
             Lifetime {
                 ttl: Some(Duration::from_secs(5)),
                 idle: None
             }
         );
-        assert!(base.with_seconds(-2, 0).is_err());
-        assert!(base.with_seconds(i64::MAX, 0).is_err());
+        assert!(LifetimeSpec::from_seconds(-2, 0).is_err());
+        assert!(LifetimeSpec::from_seconds(i64::MAX, 0).is_err());
     }
 
     #[test]

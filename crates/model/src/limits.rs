@@ -1,11 +1,11 @@
-//! What one sandbox may use.
+//! Resource limits of a sandbox.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
 
 const MIB: u64 = 1024 * 1024;
 
-/// What one sandbox may use.
+/// Resource limits of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Memory of all its processes, its page cache and its tmpfs.
@@ -18,7 +18,20 @@ pub struct Limits {
     pub disk_bytes: u64,
 }
 
-/// What a limit is about, for messages.
+/// Limits in a request; `None` is the server's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitsSpec {
+    /// As [`Limits::memory_bytes`].
+    pub memory_bytes: Option<u64>,
+    /// As [`Limits::cpu_millis`].
+    pub cpu_millis: Option<u32>,
+    /// As [`Limits::pids`].
+    pub pids: Option<u32>,
+    /// As [`Limits::disk_bytes`].
+    pub disk_bytes: Option<u64>,
+}
+
+/// A limited resource, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantity {
     /// In bytes.
@@ -64,29 +77,9 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// What a request asks for: 0 keeps `self`'s value. Checked against what can work.
-    pub fn with(self, asked: Self) -> Result<Self, Error> {
-        let or = |asked: u64, default: u64| if asked == 0 { default } else { asked };
-        let limits = Self {
-            memory_bytes: or(asked.memory_bytes, self.memory_bytes),
-            cpu_millis: if asked.cpu_millis == 0 {
-                self.cpu_millis
-            } else {
-                asked.cpu_millis
-            },
-            pids: if asked.pids == 0 {
-                self.pids
-            } else {
-                asked.pids
-            },
-            disk_bytes: or(asked.disk_bytes, self.disk_bytes),
-        };
-        limits.check().map(|()| limits)
-    }
-
-    /// Whether a sandbox can live with these.
+    /// Checks that a sandbox can work with these limits.
     pub fn check(&self) -> Result<(), Error> {
-        // Below the lower bounds an interpreter does not start; above the upper ones a typo is likelier than a wish.
+        // Below the lower bounds an interpreter does not start; values above the upper ones are typos.
         let memory_max = 1024 * 1024 * MIB;
         let disk_max = 16 * 1024 * 1024 * MIB;
         within(Quantity::Memory, self.memory_bytes, 16 * MIB, memory_max)?;
@@ -95,6 +88,34 @@ impl Limits {
         within(Quantity::Disk, self.disk_bytes, 16 * MIB, disk_max)
     }
 }
+
+// === impl LimitsSpec ===
+
+impl LimitsSpec {
+    /// The limits, with the server's defaults filled in, or why no sandbox can work with them.
+    pub fn or(self, default: Limits) -> Result<Limits, Error> {
+        let limits = Limits {
+            memory_bytes: self.memory_bytes.unwrap_or(default.memory_bytes),
+            cpu_millis: self.cpu_millis.unwrap_or(default.cpu_millis),
+            pids: self.pids.unwrap_or(default.pids),
+            disk_bytes: self.disk_bytes.unwrap_or(default.disk_bytes),
+        };
+        limits.check().map(|()| limits)
+    }
+}
+
+impl From<Limits> for LimitsSpec {
+    fn from(limits: Limits) -> Self {
+        Self {
+            memory_bytes: Some(limits.memory_bytes),
+            cpu_millis: Some(limits.cpu_millis),
+            pids: Some(limits.pids),
+            disk_bytes: Some(limits.disk_bytes),
+        }
+    }
+}
+
+// === impl LimitEvents ===
 
 impl LimitEvents {
     /// Which limits were hit since `before`.
@@ -205,24 +226,22 @@ mod tests {
     }
 
     #[test]
-    fn zero_keeps_the_default() {
-        let zero = Limits {
-            memory_bytes: 0,
-            cpu_millis: 0,
-            pids: 0,
-            disk_bytes: 0,
+    fn what_is_not_set_is_the_default() {
+        let none = LimitsSpec::default();
+        let or_default = |spec: LimitsSpec| spec.or(Limits::default());
+        assert_eq!(or_default(none).unwrap(), Limits::default());
+        let pids = |pids| LimitsSpec {
+            pids: Some(pids),
+            ..none
         };
-        assert_eq!(Limits::default().with(zero).unwrap(), Limits::default());
-        let some = Limits { pids: 64, ..zero };
-        assert_eq!(Limits::default().with(some).unwrap().pids, 64);
-        assert!(
-            Limits::default()
-                .with(Limits {
-                    memory_bytes: 1,
-                    ..zero
-                })
-                .is_err()
-        );
-        assert!(Limits::default().with(Limits { pids: 1, ..zero }).is_err());
+        assert_eq!(or_default(pids(64)).unwrap().pids, 64);
+        assert!(or_default(pids(1)).is_err());
+        let memory = LimitsSpec {
+            memory_bytes: Some(1),
+            ..none
+        };
+        assert!(or_default(memory).is_err());
+        let all = LimitsSpec::from(Limits::default());
+        assert_eq!(or_default(all).unwrap(), Limits::default());
     }
 }

@@ -1,4 +1,4 @@
-//! What made a session, and for which kind of client.
+//! Origin of a session: the kind of call that created it, and the kind of client.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,11 @@ impl ClientKind {
     /// Clients of the `sandbox.v1` API (the Go K8E).
     pub fn sandbox_v1() -> Self {
         Self("sandbox-v1".to_owned())
+    }
+
+    /// Clients of the E2B API.
+    pub fn e2b() -> Self {
+        Self("e2b".to_owned())
     }
 
     /// As it is written in requests, answers and the store.

@@ -11,8 +11,11 @@ const PATH_BYTES_MAX: usize = 4096;
 const SCRATCH: &str = "/tmp";
 const SCRATCH_FILES: [&str; 3] = ["_k8e_run.py", "_k8e_run.js", "_k8e_run.ts"];
 
+/// The root file system of a sandbox, for clients whose paths are not those of a workspace (E2B).
+const FILE_SYSTEM: &str = "/";
+
 /// A path relative to the workspace; empty is the workspace itself. Of a script of a `sandbox.v1`
-/// client, relative to `/tmp`.
+/// client, relative to `/tmp`; of an E2B client, relative to the root of the sandbox's file system.
 ///
 /// Holds no `..`, no NUL, no empty or `.` component. Symbolic links are the guest's to check,
 /// where they are resolved.
@@ -79,7 +82,29 @@ impl GuestPath {
         }
     }
 
-    /// The directory that it is relative to: `/workspace`, or `/tmp` for a script.
+    /// Reads an absolute path of the whole file system of a sandbox. `..` is resolved in the text, as E2B's server does,
+    /// and never leads above the root.
+    pub fn parse_absolute(text: &[u8]) -> Result<Self, Error> {
+        if text.first() != Some(&b'/') || text.len() > PATH_BYTES_MAX || text.contains(&0) {
+            return Err(Error::invalid(format!(
+                "a path must be absolute, without NUL, and of at most {PATH_BYTES_MAX} bytes"
+            )));
+        }
+        let mut parts: Vec<&[u8]> = Vec::new();
+        for part in text.split(|byte| *byte == b'/') {
+            match part {
+                b"" | b"." => {}
+                b".." => drop(parts.pop()),
+                part => parts.push(part),
+            }
+        }
+        Ok(Self {
+            root: FILE_SYSTEM,
+            path: parts.join(&b'/'),
+        })
+    }
+
+    /// The directory that it is relative to: `/workspace`, `/tmp` for a script, or `/`.
     pub fn root(&self) -> &'static str {
         self.root
     }
@@ -144,6 +169,20 @@ mod tests {
         ] {
             assert!(GuestPath::parse(bad.as_bytes()).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn absolute_paths_stay_below_the_root() {
+        let check = |text: &str, want: &str| {
+            let path = GuestPath::parse_absolute(text.as_bytes()).unwrap();
+            assert_eq!((path.root(), path.as_bytes()), ("/", want.as_bytes()));
+        };
+        check("/home/user/a", "home/user/a");
+        check("/", "");
+        check("/../../etc/./passwd", "etc/passwd");
+        check("//a//b/../c/", "a/c");
+        assert!(GuestPath::parse_absolute(b"a").is_err());
+        assert!(GuestPath::parse_absolute(b"/a\0b").is_err());
     }
 
     #[test]

@@ -1,22 +1,22 @@
-//! Where a session is in its life.
+//! Lifecycle phases of a session.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// Where a session is in its life. Only forward, but that what is paused can be active again.
+/// Lifecycle phase of a session. Transitions only go forward, except that a paused session can become active again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Its sandbox is being made.
+    /// Its sandbox is being created.
     Creating,
-    /// It answers.
+    /// Ready for calls.
     Active,
-    /// Nothing in it runs until it is resumed.
+    /// All processes are stopped until it is resumed.
     Paused,
     /// Its sandbox is being removed.
     Terminating,
-    /// Nothing is left but its record.
+    /// Only its record is left.
     Ended,
 }
 
@@ -52,7 +52,7 @@ impl Phase {
 
 impl FromStr for Phase {
     type Err = Error;
-    /// K8E's clients write phases with a capital.
+    /// Any case: `sandbox.v1` clients write phases with a capital.
     fn from_str(text: &str) -> Result<Self, Error> {
         match text.to_ascii_lowercase().as_str() {
             "creating" => Ok(Self::Creating),

@@ -1,4 +1,4 @@
-//! How many warm sandboxes a pool keeps: a rule about numbers, which others carry out.
+//! Warm pool sizing: how many sandboxes to keep ready, from recent demand.
 //!
 //! A pool keeps about as many ready as were claimed lately, between `min` and `max`, so that a
 //! burst like the last one finds them. What was claimed counts less the longer ago it was; a pool

@@ -1,14 +1,14 @@
-//! Who is asking.
+//! Principals: authenticated callers, and their rights.
 
 use crate::{Error, KeyId, Tenants};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A name stands in certificates, where 64 characters are the most.
+/// Longest name: a common name in a certificate has at most 64 characters.
 const NAME_BYTES_MAX: usize = 63;
 
-/// Who is asking, as a door established it. Owns what it makes.
+/// An authenticated caller; the owner of what it creates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
     name: String,
@@ -18,25 +18,25 @@ pub struct Principal {
     source: String,
 }
 
-/// The name of somebody who has an API key; several keys may be one person's.
+/// Name of the principal of an API key; several keys may have the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PrincipalName(String);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Role {
-    /// Sees what it made.
+    /// Sees its own objects.
     User,
-    /// Sees what everybody made.
+    /// Sees objects of all owners.
     Operator,
-    /// Decides who may come in.
+    /// Administrator: manages API keys and certificates too.
     Administrator,
 }
 
 // === impl Principal ===
 
 impl Principal {
-    /// Root on this machine, or who it lets in by the socket's group: sees and decides everything.
+    /// Root or a member of the socket's group on the Unix socket: an administrator.
     pub fn local() -> Self {
         Self {
             name: "local".to_owned(),
@@ -83,6 +83,18 @@ impl Principal {
         }
     }
 
+    /// The holder of a session's access token, which acts for the session's owner: nothing but a call about that
+    /// session is made with it.
+    pub fn token_holder(owner: &str) -> Self {
+        Self {
+            name: owner.to_owned(),
+            role: Role::User,
+            tenants: Tenants::any(),
+            key: None,
+            source: String::new(),
+        }
+    }
+
     /// The owner that is stored for what the holder of an API key makes.
     pub fn owner_of(name: &PrincipalName) -> String {
         format!("user:{name}")
@@ -94,12 +106,12 @@ impl Principal {
         Self { source, ..self }
     }
 
-    /// As it is stored as the owner of what it makes.
+    /// The owner name that is stored with objects that it creates.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether what `owner` made is this principal's to use.
+    /// Whether this principal may use objects of `owner`.
     pub fn may_use(&self, owner: &str) -> bool {
         self.is_operator() || self.name == owner
     }
@@ -114,17 +126,17 @@ impl Principal {
         &self.source
     }
 
-    /// The tenants that it may make sessions for.
+    /// Tenants that it may create sessions for.
     pub fn tenants(&self) -> &Tenants {
         &self.tenants
     }
 
-    /// Whether it sees what everybody made.
+    /// Whether it sees objects of all owners.
     pub fn is_operator(&self) -> bool {
         matches!(self.role, Role::Operator | Role::Administrator)
     }
 
-    /// Whether it decides who may come in, and sees what everybody did.
+    /// Whether it is an administrator: manages keys and certificates, and reads the audit log.
     pub fn is_administrator(&self) -> bool {
         self.role == Role::Administrator
     }

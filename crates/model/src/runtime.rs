@@ -1,17 +1,17 @@
-//! The kinds of isolation a sandbox can have.
+//! Runtimes: the kinds of isolation of a sandbox.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The kinds of isolation a sandbox can have.
+/// Runtime of a sandbox: its kind of isolation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RuntimeKind {
     /// Namespaces, user namespace, seccomp, Landlock, cgroups. Shares the host's kernel.
     Native,
-    /// runsc: a kernel of its own in user space.
+    /// runsc: a separate kernel in user space.
     Gvisor,
     /// A microVM.
     Firecracker,

@@ -1,4 +1,4 @@
-//! Secrets: values that commands get and nobody else ever sees.
+//! Secrets: values for the environment of commands, never returned by any call.
 
 use crate::principal::check_name;
 use crate::{Env, Error};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// K8E's number, so that what its clients send is accepted here.
+/// Secrets of one session, as in the Go K8E.
 pub const SECRET_REFS_MAX: usize = 32;
 
 /// A certificate chain with its key fits; the kernel takes 128 KiB for one variable.
@@ -22,7 +22,7 @@ pub struct SecretName {
     key: String,
 }
 
-/// A value. It is printed nowhere, and compared nowhere.
+/// Value of a secret. Debug does not print it.
 #[derive(Clone)]
 pub struct SecretValue(Vec<u8>);
 

@@ -1,81 +1,83 @@
-//! A session: what was asked for, and what became of it.
+//! Sessions: the requested specification, and the stored record.
 
 use crate::{
-    ClientKind, EgressPolicy, Env, Labels, Lifetime, Limits, Phase, RuntimeKind, SandboxId,
-    SecretRefs, SessionId, SessionOrigin, SubAgent, Template, TenantId,
+    ClientKind, EgressPolicy, Env, Image, Labels, Lifetime, LifetimeSpec, Limits, LimitsSpec,
+    Phase, RuntimeKind, SandboxId, SecretRefs, SessionId, SessionOrigin, SubAgent, Template,
+    TenantId,
 };
 use serde::{Deserialize, Serialize};
 
-/// Milliseconds since 1970, as every record keeps time.
+/// Time in milliseconds since 1970, in every record.
 pub type UnixMillis = i64;
 
-/// What a caller asks for.
+/// What a request asks for. The engine fills in the server's defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionSpec {
-    /// None for a random one.
+    /// Requested id; `None` for a random one.
     pub id: Option<SessionId>,
-    /// The tenant that it is for; none is the principal's default.
+    /// Tenant; `None` is the principal's default.
     pub tenant: Option<TenantId>,
-    /// What kind of client asks.
+    /// Kind of the client.
     pub client: ClientKind,
-    /// None for the server's default.
+    /// Runtime; `None` for the server's default.
     pub runtime: Option<RuntimeKind>,
-    /// Where the root file system comes from.
+    /// Template of the root file system.
     pub template: Template,
-    /// For every command in it.
+    /// Environment of every command.
     pub env: Env,
-    /// To find it again.
+    /// Labels, to find it.
     pub labels: Labels,
-    /// What it may use.
-    pub limits: Limits,
-    /// How long it lives.
-    pub lifetime: Lifetime,
-    /// Secrets of its owner's that its commands get.
+    /// Resource limits.
+    pub limits: LimitsSpec,
+    /// TTL and idle timeout.
+    pub lifetime: LifetimeSpec,
+    /// Secrets of its owner that its commands get as environment variables.
     pub secrets: SecretRefs,
-    /// What it may reach; none for the server's default.
+    /// Egress policy; `None` for the server's default.
     pub egress: Option<EgressPolicy>,
 }
 
-/// A session's record, as the store keeps it.
+/// Record of a session in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Session {
-    /// Its name.
+    /// Id.
     pub id: SessionId,
-    /// The principal that made it.
+    /// Owner: name of the principal that created it.
     pub owner: String,
-    /// Whose it is among the owner's own.
+    /// Tenant.
     pub tenant: TenantId,
-    /// What made it.
+    /// The kind of call that created it.
     pub origin: SessionOrigin,
-    /// What kind of client asked for it.
+    /// Kind of the client that created it.
     pub client: ClientKind,
-    /// Where it is in its life.
+    /// Lifecycle phase.
     pub phase: Phase,
-    /// Why it ended, in words; empty before.
+    /// Why it ended, as text; empty before.
     pub reason: String,
-    /// What it really got.
+    /// Runtime that it got.
     pub runtime: RuntimeKind,
-    /// The driver's name for its sandbox. A sub-agent lives in its parent's: then this is a name of
-    /// its own, under which its history is kept.
+    /// Id of its sandbox. A sub-agent shares its parent's sandbox: then this is only the key of its history.
     pub sandbox: SandboxId,
-    /// Where the root file system comes from.
+    /// Template of the root file system.
     pub template: Template,
-    /// For every command in it.
+    /// Environment of every command.
     pub env: Env,
-    /// To find it again.
+    /// Labels, to find it.
     pub labels: Labels,
-    /// What it may use.
+    /// Resource limits.
     pub limits: Limits,
-    /// How long it lives.
+    /// TTL and idle timeout.
     pub lifetime: Lifetime,
-    /// Secrets of its owner's that its commands get.
+    /// Secrets of its owner that its commands get as environment variables.
     pub secrets: SecretRefs,
-    /// What it may reach.
+    /// Egress policy.
     pub egress: EgressPolicy,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: UnixMillis,
-    /// When a call last used it, as far as it was written down.
+    /// Time of last use, as far as it was stored.
     pub last_used: UnixMillis,
-    /// Of a sub-agent.
+    /// Parent and working directory of a sub-agent.
     pub sub_agent: Option<SubAgent>,
+    /// The image that its template stood for when it was made; none for the template `host`.
+    pub image: Option<Image>,
 }

@@ -1,28 +1,28 @@
-//! A sub-agent: a session that lives in another's sandbox.
+//! Sub-agents: sessions that share the sandbox of another.
 
 use crate::{Error, GuestPath, SessionId, WORKSPACE};
 use serde::{Deserialize, Serialize};
 
-/// Of the kind of agent, which is a word for people.
+/// Longest type of an agent.
 const KIND_BYTES_MAX: usize = 63;
 
-/// What makes a session a sub-agent of another.
+/// Parent, type and working directory of a sub-agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubAgent {
-    /// Whose sandbox it lives in.
+    /// Parent session.
     pub parent: SessionId,
     /// What kind of agent it is, in its maker's words; may be empty.
     pub kind: String,
-    /// Where its commands start when they do not say: absolute, the workspace or below.
+    /// Default working directory of its commands: absolute, the workspace or below.
     pub cwd: String,
 }
 
-/// What a caller asks for.
+/// A requested sub-agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubAgentSpec {
     /// What kind of agent it is; may be empty.
     pub kind: String,
-    /// Where its commands start; none is the workspace.
+    /// Default working directory of its commands; `None` is the workspace.
     pub path: Option<GuestPath>,
 }
 

@@ -1,30 +1,31 @@
-//! Which warm sandbox a claim gets: an index in memory, rebuilt from the watches, that never gives one out twice.
+//! Assignment of warm sandboxes to claims: an in-memory index of candidates per pool, built from the informer cache. It
+//! never offers a candidate to two claims at a time.
 //!
-//! The index only proposes. What decides is the API server: the write that changes the owner of a sandbox names the
-//! version that was looked at, so of two writers one loses and looks again.
+//! The index only proposes. The API server decides (optimistic concurrency): the write that changes the owner of a
+//! sandbox has its resourceVersion as precondition, so of two writers one gets a conflict and tries again.
 
 use crate::cache::Key;
 use crate::crd::conditions::{FINISHED, POD_SCHEDULED, READY, is_true};
 use crate::crd::names::{TEMPLATE_HASH, TEMPLATE_REF_HASH, WARM_POOL};
 use crate::crd::{OperatingMode, Sandbox};
-use crate::held::{controller_of, label};
+use crate::object_meta::{controller_of, label};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-/// A sandbox that waits in a pool.
+/// An unclaimed sandbox of a pool.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Candidate {
-    /// Its namespace and name.
+    /// Namespace and name of the sandbox.
     pub key: Key,
-    /// Uid of the pool that owns it.
+    /// UID of the pool that owns it.
     pub pool: String,
-    /// Seconds since the epoch.
+    /// Creation time, in Unix seconds.
     pub created: i64,
-    /// Its pod runs and has an address.
+    /// Its condition `Ready` is true and its pod has an address.
     pub ready: bool,
-    /// The node of its pod.
+    /// Node of its pod, once scheduled.
     pub node: Option<String>,
-    /// Hash of what it was made from.
+    /// Hash of the template that it was created from.
     pub template_hash: Option<String>,
 }
 
@@ -32,7 +33,7 @@ pub struct Candidate {
 #[derive(Debug, Default)]
 pub struct Candidates {
     waiting: BTreeMap<Key, Candidate>,
-    /// Candidates whose adoption is being written.
+    /// Candidates that a claim is being bound to.
     taken: HashSet<Key>,
 }
 
@@ -45,14 +46,14 @@ pub(crate) struct Assigner {
 #[derive(Default)]
 struct State {
     pools: HashMap<String, Candidates>,
-    /// The pool in which a candidate stands.
+    /// Pool of each candidate.
     home: HashMap<Key, String>,
 }
 
 // === impl Candidate ===
 
 impl Candidate {
-    /// A sandbox as a candidate, if it is one.
+    /// The candidate for a sandbox. `None`: not pooled, unschedulable, suspended, finished or being deleted.
     pub(crate) fn of(sandbox: &Sandbox) -> Option<Self> {
         let meta = &sandbox.metadata;
         let owner = controller_of(meta).filter(|owner| owner.kind == "SandboxWarmPool")?;
@@ -88,18 +89,18 @@ impl Candidate {
 // === impl Candidates ===
 
 impl Candidates {
-    /// A candidate appeared or changed.
+    /// Adds or updates a candidate.
     pub fn offer(&mut self, candidate: Candidate) {
         self.waiting.insert(candidate.key.clone(), candidate);
     }
 
-    /// A candidate left the pool: claimed, deleted, or no longer usable.
+    /// Removes a candidate: it was claimed or deleted, or is no longer usable.
     pub fn withdraw(&mut self, key: &Key) {
         self.waiting.remove(key);
         self.taken.remove(key);
     }
 
-    /// Takes the best candidate: a ready one before one that starts, from the node with most of them, the oldest.
+    /// Takes the best candidate: ready before starting, then on the node with most candidates, then the oldest.
     pub fn take(&mut self, usable: impl Fn(&Candidate) -> bool) -> Option<Candidate> {
         let free = || {
             self.waiting
@@ -121,12 +122,12 @@ impl Candidates {
         Some(best)
     }
 
-    /// The adoption was not written: the candidate is free again, if it is still one.
+    /// Releases a candidate that was taken: it can be offered again, if it is still a candidate.
     pub fn give_back(&mut self, key: &Key) {
         self.taken.remove(key);
     }
 
-    /// Candidates that nobody has taken.
+    /// Number of candidates that are not taken.
     pub fn free(&self) -> usize {
         self.waiting.len()
             - self
@@ -144,8 +145,8 @@ impl Candidates {
 // === impl Assigner ===
 
 impl Assigner {
-    /// Keeps the index true. The table is read under the lock: of two changes that come in the wrong order, the last
-    /// one to come sees what is there, not what was.
+    /// Updates the index for one sandbox. The cache is read under the lock: if two changes arrive in the wrong order,
+    /// the later call still sees the newest version.
     pub(crate) fn refresh(&self, key: &Key, current: impl FnOnce() -> Option<Arc<Sandbox>>) {
         let mut state = self.lock();
         let candidate = current().as_deref().and_then(Candidate::of);
@@ -182,7 +183,7 @@ impl Assigner {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of the index panics")
+        self.state.lock().expect("no code panics under this lock")
     }
 }
 

@@ -1,34 +1,34 @@
-//! What the API server is known to hold: one table per kind, filled by a watch and by our own writes.
+//! Informer cache (watch cache) of one kind, filled by a watch and by the responses to our own writes.
 //!
-//! A write's answer goes into the table at once, so the next pass sees it and nobody waits for the watch to echo it.
-//! Versions of one cluster are numbers that only grow; the newer one stays, whichever way it came.
+//! A response is cached at once, so the next reconcile reads its own writes and need not wait for the watch. The
+//! resourceVersions of a cluster are increasing numbers; the newer version of an object wins, from either source.
 
 use kube::api::ObjectMeta;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, RwLock};
 
-/// How many deleted uids are remembered: a late answer to a write must not bring its object back.
-const REMEMBERED_DELETIONS: usize = 20_000;
+/// Number of tombstones (UIDs of deleted objects): a late response to a write must not bring its object back.
+const TOMBSTONES_MAX: usize = 20_000;
 
-/// Namespace and name.
+/// Namespace and name of an object: the key of caches and work queues.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Key {
-    /// Namespace, empty for kinds without one.
+    /// Namespace of the object; empty for cluster-scoped kinds.
     pub namespace: String,
-    /// Name.
+    /// Name of the object.
     pub name: String,
 }
 
-/// A thing that can be held.
-pub(crate) trait Held: Send + Sync + 'static {
-    /// Its metadata.
+/// An object, or the part of one, that a cache keeps.
+pub(crate) trait Cached: Send + Sync + 'static {
+    /// Metadata of the object.
     fn meta(&self) -> &ObjectMeta;
-    /// The words under which it can be looked up.
+    /// The index keys under which [`Cache::find`] returns it.
     fn index(&self) -> Vec<String>;
 }
 
-/// The objects of one kind.
+/// The cached objects of one kind, with an index.
 pub(crate) struct Cache<T> {
     table: RwLock<Table<T>>,
 }
@@ -36,25 +36,28 @@ pub(crate) struct Cache<T> {
 struct Table<T> {
     objects: HashMap<Key, Entry<T>>,
     index: HashMap<String, HashSet<Key>>,
-    /// Uid and version at its deletion: an object may come back into a watch by label.
+    /// Tombstones: UID and resourceVersion at the deletion. A newer version may reappear in a watch by label.
     deleted: HashMap<String, u64>,
+    /// UIDs in `deleted`, oldest first.
     deletions: VecDeque<String>,
-    /// Counts changes; a list replaces only what was here before it began.
+    /// Counts changes; a list removes only what was cached before it began.
     clock: u64,
     relist: Option<Relist>,
 }
 
 struct Entry<T> {
     object: Arc<T>,
+    /// `clock` at its last change.
     touched: u64,
 }
 
+/// A list in progress.
 struct Relist {
     began: u64,
     seen: HashSet<Key>,
 }
 
-/// An object before and after.
+/// A change of one object: as it was and as it is.
 pub(crate) struct Change<T> {
     pub(crate) key: Key,
     pub(crate) before: Option<Arc<T>>,
@@ -102,7 +105,7 @@ impl<T> Default for Cache<T> {
     }
 }
 
-impl<T: Held> Cache<T> {
+impl<T: Cached> Cache<T> {
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<T>> {
         self.read()
             .objects
@@ -110,10 +113,10 @@ impl<T: Held> Cache<T> {
             .map(|entry| entry.object.clone())
     }
 
-    /// Everything under a word of [`Held::index`], in no order.
-    pub(crate) fn find(&self, word: &str) -> Vec<Arc<T>> {
+    /// All objects with an index key of [`Cached::index`], in no order.
+    pub(crate) fn find(&self, index_key: &str) -> Vec<Arc<T>> {
         let table = self.read();
-        let keys = table.index.get(word).into_iter().flatten();
+        let keys = table.index.get(index_key).into_iter().flatten();
         keys.filter_map(|key| table.objects.get(key))
             .map(|entry| entry.object.clone())
             .collect()
@@ -127,8 +130,10 @@ impl<T: Held> Cache<T> {
             .collect()
     }
 
-    /// Takes in an object from a watch or from the answer to a write. `None`: nothing new.
-    pub(crate) fn put(&self, object: T) -> Option<Change<T>> {
+    /// Stores an object from a watch or from the response to a write. `None`: the cache has this version or a newer
+    /// one.
+    pub(crate) fn put(&self, object: impl Into<Arc<T>>) -> Option<Change<T>> {
+        let object = object.into();
         let mut table = self.write();
         let key = Key::of(object.meta());
         if let Some(relist) = &mut table.relist {
@@ -146,7 +151,7 @@ impl<T: Held> Cache<T> {
         Some(table.replace(key, Some(object)))
     }
 
-    /// Takes out an object that was deleted.
+    /// Removes a deleted object and leaves a tombstone.
     pub(crate) fn remove(&self, meta: &ObjectMeta) -> Option<Change<T>> {
         let mut table = self.write();
         let key = Key::of(meta);
@@ -155,14 +160,14 @@ impl<T: Held> Cache<T> {
         (known.object.meta().uid == meta.uid).then(|| table.replace(key, None))
     }
 
-    /// An object that a list brought and nobody can read: it is there, and what is known of it stays.
+    /// Records that a list contains an object that cannot be deserialized: its cached version is kept.
     pub(crate) fn saw(&self, meta: &ObjectMeta) {
         if let Some(relist) = &mut self.write().relist {
             relist.seen.insert(Key::of(meta));
         }
     }
 
-    /// A list begins: what it does not bring is gone.
+    /// Begins a list: objects that it does not contain will be removed.
     pub(crate) fn begin_list(&self) {
         let mut table = self.write();
         table.relist = Some(Relist {
@@ -171,7 +176,8 @@ impl<T: Held> Cache<T> {
         });
     }
 
-    /// The list is complete. What was put in since it began stays: the watch will tell of its end.
+    /// Ends a list and removes what it does not contain. Objects that were stored since it began stay: the watch
+    /// reports their deletion.
     pub(crate) fn end_list(&self) -> Vec<Change<T>> {
         let mut table = self.write();
         let Some(relist) = table.relist.take() else {
@@ -187,32 +193,31 @@ impl<T: Held> Cache<T> {
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, Table<T>> {
-        self.table.read().expect("no holder of the cache panics")
+        self.table.read().expect("no code panics under this lock")
     }
 
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, Table<T>> {
-        self.table.write().expect("no holder of the cache panics")
+        self.table.write().expect("no code panics under this lock")
     }
 }
 
 // === impl Table ===
 
-impl<T: Held> Table<T> {
-    fn replace(&mut self, key: Key, object: Option<T>) -> Change<T> {
+impl<T: Cached> Table<T> {
+    fn replace(&mut self, key: Key, after: Option<Arc<T>>) -> Change<T> {
         self.clock += 1;
         let before = self.objects.remove(&key).map(|entry| entry.object);
-        for word in before.iter().flat_map(|object| object.index()) {
-            if let Some(keys) = self.index.get_mut(&word) {
+        for index_key in before.iter().flat_map(|object| object.index()) {
+            if let Some(keys) = self.index.get_mut(&index_key) {
                 keys.remove(&key);
                 if keys.is_empty() {
-                    self.index.remove(&word);
+                    self.index.remove(&index_key);
                 }
             }
         }
-        let after = object.map(Arc::new);
         if let Some(object) = &after {
-            for word in object.index() {
-                self.index.entry(word).or_default().insert(key.clone());
+            for index_key in object.index() {
+                self.index.entry(index_key).or_default().insert(key.clone());
             }
             let entry = Entry {
                 object: object.clone(),
@@ -227,7 +232,7 @@ impl<T: Held> Table<T> {
         if self.deleted.insert(uid.clone(), at).is_none() {
             self.deletions.push_back(uid);
         }
-        if self.deletions.len() > REMEMBERED_DELETIONS
+        if self.deletions.len() > TOMBSTONES_MAX
             && let Some(oldest) = self.deletions.pop_front()
         {
             self.deleted.remove(&oldest);
@@ -246,7 +251,7 @@ mod tests {
 
     struct Thing(ObjectMeta);
 
-    impl Held for Thing {
+    impl Cached for Thing {
         fn meta(&self) -> &ObjectMeta {
             &self.0
         }
@@ -272,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newer_version_stays_whichever_way_it_came() {
+    fn the_newer_resource_version_wins_from_either_source() {
         let cache = Cache::default();
         assert!(cache.put(thing("a", "1", 9, "new")).is_some());
         assert!(cache.put(thing("a", "1", 5, "old")).is_none());
@@ -281,14 +286,14 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_does_not_bring_a_deleted_object_back() {
+    fn a_late_response_does_not_bring_a_deleted_object_back() {
         let cache = Cache::default();
         cache.put(thing("a", "1", 5, "x"));
         assert!(cache.remove(&thing("a", "1", 7, "x").0).is_some());
         assert!(cache.put(thing("a", "1", 6, "x")).is_none());
         assert!(
             cache.put(thing("b", "1", 9, "x")).is_some(),
-            "it came back into a watch by label"
+            "a newer version reappears in a watch by label"
         );
         cache.remove(&thing("b", "1", 10, "x").0);
         assert!(
@@ -300,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_removes_what_it_does_not_bring_but_not_what_was_written_meanwhile() {
+    fn a_list_removes_missing_objects_but_not_those_written_meanwhile() {
         let cache = Cache::default();
         cache.put(thing("gone", "1", 1, "x"));
         cache.put(thing("here", "2", 2, "x"));

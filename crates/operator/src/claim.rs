@@ -1,84 +1,86 @@
-//! The SandboxClaim controller: a claim gets a warm sandbox in two writes, or a new one, and mirrors what becomes of it.
+//! The SandboxClaim controller: binds a warm sandbox in two writes, or creates one (cold start), and mirrors its
+//! status.
 
+mod annotations;
 mod bind;
 mod cold;
 mod expiry;
 mod find;
 mod inject;
-mod notes;
 mod pod_metadata;
 mod status;
 
 use crate::cache::Key;
+use crate::context::Context;
 use crate::crd::conditions::Verdict;
 use crate::crd::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use crate::error::{Class, Error, Result};
-use crate::queue::Next;
-use crate::world::World;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use crate::work_queue::Action;
 use k8s_openapi::jiff::Timestamp;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use annotations::annotate;
 use bind::Adopted;
 use find::Existing;
-pub(crate) use notes::annotate;
 
-/// A pool or a template that is missing is looked for again this often; the watch usually tells earlier.
+/// Requeue interval while the pool or template does not exist; usually the watch requeues earlier.
 const MISSING_RECHECK: Duration = Duration::from_secs(60);
 
-/// What is contradictory is looked at again after this.
-const RECHECK: Next = Next::After(Duration::from_millis(200));
+/// Requeue delay while the caches and the API server disagree.
+const RECHECK: Action = Action::RequeueAfter(Duration::from_millis(200));
 
-/// One pass over one claim.
-pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
-    let Some(claim) = world.held.claims.get(key) else {
-        return Ok(Next::Wait);
+/// Reconciles one claim.
+pub(crate) async fn reconcile(ctx: &Context, key: &Key) -> Result<Action> {
+    let Some(claim) = ctx.caches.claims.get(key) else {
+        return Ok(Action::AwaitChange);
     };
     if claim.metadata.deletion_timestamp.is_some() {
-        return Ok(Next::Wait);
+        return Ok(Action::AwaitChange);
     }
-    world.queues.notes.add_after(key.clone(), notes::LATEST);
+    ctx.queues
+        .annotations
+        .add_after(key.clone(), annotations::ANNOTATE_DELAY);
     let now = Timestamp::now();
     if expiry::is_due(&claim, now) {
-        return expiry::expire(world, &claim, now).await;
+        return expiry::expire(ctx, &claim, now).await;
     }
-    match serve(world, &claim).await {
+    match serve(ctx, &claim).await {
         Ok(served) => {
-            let next = status::write(world, &claim, served, now).await?;
+            let next = status::write(ctx, &claim, served, now).await?;
             Ok(next.sooner(expiry::remaining(&claim, now)))
         }
-        Err(error) => failed(world, &claim, error, now).await,
+        Err(error) => failed(ctx, &claim, error, now).await,
     }
 }
 
-/// What a pass found for a claim.
+/// The result of a reconcile for a claim.
 pub(crate) enum Served {
-    /// Its sandbox.
+    /// The claim is bound to this sandbox.
     By(Arc<Sandbox>),
-    /// Nothing yet, and why.
-    Not(Verdict, Next),
+    /// The claim has no sandbox: its `Ready` condition, and when to retry.
+    Not(Verdict, Action),
 }
 
-async fn serve(world: &World, claim: &SandboxClaim) -> Result<Served> {
-    pod_metadata::check(claim, &world.options.allowed_label_domains)?;
-    match find::existing(world, claim).await? {
+async fn serve(ctx: &Context, claim: &SandboxClaim) -> Result<Served> {
+    pod_metadata::check(claim, &ctx.options.allowed_label_domains)?;
+    match find::existing(ctx, claim).await? {
         Existing::One(sandbox) => {
-            let sandbox = bind::keep_up(world, claim, sandbox).await?;
+            let sandbox = bind::sync_metadata(ctx, claim, sandbox).await?;
             return Ok(Served::By(sandbox));
         }
         Existing::Leaving => {
             let missing = Verdict::no("SandboxMissing", "Sandbox does not exist");
-            return Ok(Served::Not(missing, Next::Wait));
+            return Ok(Served::Not(missing, Action::AwaitChange));
         }
         Existing::None => {}
     }
-    let (pool, template) = match sources(world, claim) {
+    let (pool, template) = match sources(ctx, claim) {
         Ok(sources) => sources,
-        Err(missing) => return Ok(Served::Not(missing, Next::After(MISSING_RECHECK))),
+        Err(missing) => return Ok(Served::Not(missing, Action::RequeueAfter(MISSING_RECHECK))),
     };
     if !claim.needs_cold_start() {
-        match bind::adopt(world, claim, &pool, &template).await? {
+        match bind::adopt(ctx, claim, &pool, &template).await? {
             Adopted::One(sandbox) => return Ok(Served::By(sandbox)),
             Adopted::Contested(why) => {
                 let words = format!("{why}; the next pass retries from a converged view");
@@ -87,7 +89,7 @@ async fn serve(world: &World, claim: &SandboxClaim) -> Result<Served> {
             Adopted::None => {}
         }
     }
-    match cold::start(world, claim, &pool, &template).await? {
+    match cold::start(ctx, claim, &pool, &template).await? {
         Some(sandbox) => Ok(Served::By(sandbox)),
         None => {
             let words = "Sandbox already created; waiting for cache to converge";
@@ -99,14 +101,14 @@ async fn serve(world: &World, claim: &SandboxClaim) -> Result<Served> {
     }
 }
 
-/// The pool of a claim and its template.
+/// The pool of a claim, and the template of the pool; or the condition that names what is missing.
 fn sources(
-    world: &World,
+    ctx: &Context,
     claim: &SandboxClaim,
 ) -> std::result::Result<(Arc<SandboxWarmPool>, Arc<SandboxTemplate>), Verdict> {
     let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
     let pool_name = &claim.spec.warm_pool_ref.name;
-    let pool = world.held.pools.get(&Key::new(namespace, pool_name));
+    let pool = ctx.caches.pools.get(&Key::new(namespace, pool_name));
     let pool = pool.ok_or_else(|| {
         Verdict::no(
             "WarmPoolNotFound",
@@ -114,8 +116,8 @@ fn sources(
         )
     })?;
     let template_name = &pool.spec.sandbox_template_ref.name;
-    let template = world
-        .held
+    let template = ctx
+        .caches
         .templates
         .get(&Key::new(namespace, template_name));
     let template = template.ok_or_else(|| {
@@ -127,9 +129,14 @@ fn sources(
     Ok((pool, template))
 }
 
-/// Writes the error into the claim; what cannot be helped by trying again is not tried again.
-async fn failed(world: &World, claim: &SandboxClaim, error: Error, now: Timestamp) -> Result<Next> {
-    if !error.is_worth_telling() {
+/// Writes the error into the `Ready` condition. A permanent error is not retried.
+async fn failed(
+    ctx: &Context,
+    claim: &SandboxClaim,
+    error: Error,
+    now: Timestamp,
+) -> Result<Action> {
+    if !error.is_reportable() {
         return Err(error);
     }
     let verdict = match (&error, error.class()) {
@@ -139,21 +146,9 @@ async fn failed(world: &World, claim: &SandboxClaim, error: Error, now: Timestam
         }
         (_, _) => Verdict::no("ReconcilerError", format!("Error seen: {error}")),
     };
-    status::write_keeping(world, claim, verdict, now).await?;
+    status::write_keeping(ctx, claim, verdict, now).await?;
     match error.class() {
         Class::Permanent => Ok(expiry::remaining(claim, now)),
         Class::Conflict | Class::Gone | Class::Throttled(_) | Class::Transient => Err(error),
-    }
-}
-
-/// The reference by which a claim owns its sandbox.
-fn owner(claim: &SandboxClaim) -> OwnerReference {
-    OwnerReference {
-        api_version: "extensions.agents.x-k8s.io/v1beta1".to_owned(),
-        kind: "SandboxClaim".to_owned(),
-        name: claim.metadata.name.clone().unwrap_or_default(),
-        uid: claim.metadata.uid.clone().unwrap_or_default(),
-        controller: Some(true),
-        block_owner_deletion: Some(true),
     }
 }

@@ -1,12 +1,14 @@
-//! The four kinds of the agent-sandbox API, version v1beta1, and what is written on and about them.
+//! Custom resources of the agent-sandbox API, version v1beta1: the four kinds, their conditions, labels and schemas.
 //!
-//! The Rust types are the source: `deploy/crds` is generated from them (`cargo xtask codegen`).
+//! The Rust types are the source: `deploy/crds` is generated from them (`UPDATE_DEPLOY=1`, see CONTRIBUTING.md), with the
+//! feature `schema`, which only tests need.
 
 mod blueprint;
 mod claim;
 pub mod conditions;
 pub mod names;
 mod sandbox;
+#[cfg(feature = "schema")]
 pub mod schema;
 mod template;
 mod warm_pool;

@@ -1,64 +1,64 @@
-//! What can go wrong between the operator and the API server, and what to do about it.
+//! Errors of the operator, and the error policy: how a reconcile that met one is retried.
 
 use crate::units::NoListener;
 use std::time::Duration;
 
-/// A pass over an object that did not reach its end.
+/// An error of a reconcile, or of the start of the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server refused or did not answer.
-    #[error("{what}: {}", said(.source))]
+    /// A request to the API server failed.
+    #[error("{what}: {}", message(.source))]
     Api {
-        /// The request: verb, kind and name.
+        /// The request: verb, kind, namespace and name.
         what: String,
-        /// What the client says.
+        /// Error of the client, or status of the API server.
         source: kube::Error,
     },
-    /// A name that is needed is taken by an object of somebody else.
+    /// A required name is taken by an object with another owner; the text names it.
     #[error("{0}")]
     NotOwned(String),
-    /// What the user asked for cannot be done, however often it is tried.
+    /// The spec is not valid; retrying does not help.
     #[error("{message}")]
     Refused {
-        /// Reason of the condition.
+        /// `reason` of the condition.
         reason: &'static str,
-        /// What is wrong with it.
+        /// `message` of the condition.
         message: String,
     },
-    /// The operator cannot start.
+    /// The operator cannot start; the text has the cause.
     #[error("cannot start the operator: {0}")]
     Start(String),
-    /// A port is taken.
+    /// A bind address could not be bound.
     #[error(transparent)]
     Listen(#[from] NoListener),
-    /// Another process leads now.
+    /// The lease was lost.
     #[error(
-        "leadership was lost to another process; this one stops so that it starts again as standby"
+        "lost the leader election lease; this process exits, and is a standby when it is restarted"
     )]
     NotLeader,
 }
 
-/// What an error means for the pass that met it.
+/// How the error policy treats an error.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Class {
-    /// Somebody changed the object: look again at once.
+    /// 409: the object changed since it was read. Retried with back-off.
     Conflict,
-    /// The object is gone: whoever deleted it knows.
+    /// 404 or 410: the object does not exist. Retried with back-off.
     Gone,
-    /// Trying again cannot help until somebody changes the object.
+    /// 422, or an invalid spec: not retried until the object changes.
     Permanent,
-    /// The server asks to come back later.
+    /// 429 or 503: retried after the time that the API server asks for.
     Throttled(Duration),
-    /// Anything else: try again, less and less often.
+    /// Anything else: retried with back-off.
     Transient,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
-/// An answer that takes longer never comes: the connection died without a word.
+/// Timeout of a request to the API server. A longer one means that the connection is dead.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// The answer to a request, or an error in time: a pass that waits for ever keeps its object from every other.
+/// Awaits a response with a timeout: a reconcile that hangs would block its object for ever.
 pub(crate) async fn within<T>(
     answer: impl Future<Output = std::result::Result<T, kube::Error>>,
 ) -> std::result::Result<T, kube::Error> {
@@ -70,10 +70,10 @@ pub(crate) async fn within<T>(
     }
 }
 
-/// Gives an error of the client its request.
-pub(crate) trait Context<T> {
-    /// `what` is verb, kind and name.
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T>;
+/// Adds the request to an error of the client.
+pub(crate) trait ErrorContext<T> {
+    /// `what` is verb, kind, namespace and name.
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 
 // === impl Error ===
@@ -94,18 +94,18 @@ impl Error {
         }
     }
 
-    /// Whether the server has an object of that name already.
+    /// Whether an object with this name exists already.
     pub(crate) fn is_already_exists(&self) -> bool {
         matches!(self, Self::Api { source: kube::Error::Api(status), .. } if status.reason == "AlreadyExists")
     }
 
-    /// Whether the object is not there.
+    /// Whether the object does not exist.
     pub(crate) fn is_gone(&self) -> bool {
         self.class() == Class::Gone
     }
 
-    /// Whether it belongs into a condition: what is over at the next attempt would only make a ready object flap.
-    pub(crate) fn is_worth_telling(&self) -> bool {
+    /// Whether to report it in a condition. One that is gone at the next attempt would only make `Ready` flap.
+    pub(crate) fn is_reportable(&self) -> bool {
         match self {
             Self::Api {
                 source: kube::Error::Api(_),
@@ -122,7 +122,7 @@ impl Error {
         }
     }
 
-    /// Whether nobody knows what became of the request: it may have been carried out.
+    /// Whether the request may have been carried out in spite of the error.
     pub(crate) fn is_ambiguous(&self) -> bool {
         match self {
             Self::Api {
@@ -139,8 +139,8 @@ impl Error {
     }
 }
 
-impl<T> Context<T> for std::result::Result<T, kube::Error> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T> {
+impl<T> ErrorContext<T> for std::result::Result<T, kube::Error> {
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|source| Error::Api {
             what: what(),
             source,
@@ -161,8 +161,8 @@ fn class_of(status: &kube::core::Status) -> Class {
     }
 }
 
-/// The server's own sentence where it gave one: people read it in a condition.
-fn said(error: &kube::Error) -> String {
+/// The message of the API server where there is one: it is shown in conditions.
+fn message(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !status.message.is_empty()
     {

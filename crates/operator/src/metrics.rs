@@ -1,15 +1,15 @@
-//! Metrics: the names and bounds that dashboards of the agent-sandbox controller know, and finer ones beside them.
+//! Prometheus metrics: those of the agent-sandbox controller, with its names and buckets, and finer ones of our own.
 
 use crate::cache::Key;
+use crate::context::Context;
 use crate::crd::conditions::{READY, is_true};
 use crate::crd::names::{
     CLIENT_REQUESTED_AT, CREATED_BY, LAUNCH_TYPE, TEMPLATE_REF, WEBHOOK_OBSERVED_AT, known_client,
 };
 use crate::crd::{OperatingMode, Sandbox, SandboxClaim, SandboxTemplate};
 use crate::error::{Error, Result};
-use crate::held::{annotation, controller_of, label};
+use crate::object_meta::{annotation, controller_of, label};
 use crate::timing::Seen;
-use crate::world::World;
 use k8s_openapi::jiff::Timestamp;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -29,13 +29,13 @@ const CREATION_BOUNDS: [f64; 12] = [
     50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0, 30_000.0, 60_000.0, 240_000.0,
     600_000.0,
 ];
-/// The others begin at 100 ms, where a warm claim has long been served.
+/// Buckets in seconds. Those of agent-sandbox begin at 100 ms, by which a warm claim has long been served.
 const FINE_BOUNDS: [f64; 16] = [
     0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048, 0.064, 0.1, 0.25, 1.0,
     5.0, 30.0,
 ];
 
-/// The recorder behind `/metrics`.
+/// Installs the global metrics recorder; the handle renders `/metrics`.
 pub(crate) fn install() -> Result<PrometheusHandle> {
     let bounds = |builder: PrometheusBuilder, name: &str, bounds: &[f64]| {
         builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)
@@ -49,7 +49,7 @@ pub(crate) fn install() -> Result<PrometheusHandle> {
     builder = bounds(builder, FINE_LATENCY, &FINE_BOUNDS).map_err(wrong)?;
     let recorder = builder.build_recorder();
     let handle = recorder.handle();
-    // A second operator in one process (tests) shares the first one's recorder.
+    // A second operator in the same process (tests) uses the recorder of the first.
     let _already = metrics::set_global_recorder(recorder);
     describe();
     Ok(handle)
@@ -58,17 +58,23 @@ pub(crate) fn install() -> Result<PrometheusHandle> {
 fn describe() {
     describe_histogram!(
         WEBHOOK_LATENCY,
-        "Claim seen by an admission webhook to ready, ms"
+        "Time from the admission webhook to Ready of a claim, in ms"
     );
     describe_histogram!(
         CONTROLLER_LATENCY,
-        "Claim first seen by the controller to ready, ms"
+        "Time from the first observation by the controller to Ready of a claim, in ms"
     );
-    describe_histogram!(CLIENT_LATENCY, "Claim asked for by its client to ready, ms");
-    describe_histogram!(CREATION_LATENCY, "Sandbox made to ready, ms");
+    describe_histogram!(
+        CLIENT_LATENCY,
+        "Time from the client's request to Ready of a claim, in ms"
+    );
+    describe_histogram!(
+        CREATION_LATENCY,
+        "Time from creation to Ready of a sandbox, in ms"
+    );
     describe_histogram!(
         FINE_LATENCY,
-        "Claim first seen by the controller to ready, seconds"
+        "Time from the first observation by the controller to Ready of a claim, in seconds"
     );
     describe_counter!(
         "agent_sandbox_claim_creation_total",
@@ -77,25 +83,28 @@ fn describe() {
     describe_counter!("agent_sandbox_expired_total", "Sandboxes that expired");
     describe_counter!(
         "agent_sandbox_finished_total",
-        "Sandboxes whose pod ended by itself"
+        "Sandboxes whose pod finished"
     );
     describe_gauge!("agent_sandboxes", "Sandboxes by state");
     describe_gauge!(
         "agent_sandbox_warmpool_size",
-        "Sandboxes that wait, by pool and state"
+        "Unclaimed sandboxes, by pool and state"
     );
-    describe_gauge!("agent_sandbox_build_info", "What is running");
+    describe_gauge!(
+        "agent_sandbox_build_info",
+        "Always 1; the labels have version and platform"
+    );
     describe_counter!(
         "k8e_operator_writes_total",
-        "Requests that change something, by kind and verb"
+        "Write requests to the API server, by kind and verb"
     );
     describe_counter!(
         "k8e_operator_events_dropped_total",
-        "Events that were not sent because too many waited"
+        "Events dropped because the queue was full"
     );
     describe_gauge!(
         "k8e_operator_queue_depth",
-        "Keys that wait or are worked on, by controller"
+        "Keys in the work queue, ready or being reconciled, by controller"
     );
     gauge!(
         "agent_sandbox_build_info",
@@ -106,7 +115,7 @@ fn describe() {
     .set(1.0);
 }
 
-/// What this was built for, in Go's words, which is what agent-sandbox's dashboards know.
+/// Platform in Go notation (`linux/amd64`), as on the dashboards of agent-sandbox.
 fn platform() -> String {
     let arch = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -116,7 +125,7 @@ fn platform() -> String {
     format!("{}/{arch}", std::env::consts::OS)
 }
 
-/// A claim got a sandbox.
+/// Counts a claim that was bound to a sandbox.
 pub(crate) fn claim_created(
     claim: &SandboxClaim,
     template: &SandboxTemplate,
@@ -135,13 +144,13 @@ pub(crate) fn claim_created(
     .increment(1);
 }
 
-/// A claim is ready for the first time.
-pub(crate) fn claim_ready(world: &World, claim: &SandboxClaim, sandbox: &Sandbox, seen: &Seen) {
+/// Records the startup latency of a claim, when it is ready for the first time.
+pub(crate) fn claim_ready(ctx: &Context, claim: &SandboxClaim, sandbox: &Sandbox, seen: &Seen) {
     let Some(ready) = seen.ready else {
         return;
     };
     let launch = launch_of(sandbox);
-    let template = world.template_of(sandbox);
+    let template = ctx.template_of(sandbox);
     let since = |start: Timestamp| ready.duration_since(start).as_secs_f64().max(0.0);
     let record = |name: &'static str, milliseconds: f64| {
         histogram!(name, "launch_type" => launch, "sandbox_template" => template.clone())
@@ -160,8 +169,8 @@ pub(crate) fn claim_ready(world: &World, claim: &SandboxClaim, sandbox: &Sandbox
     }
 }
 
-/// A sandbox is ready for the first time.
-pub(crate) fn sandbox_ready(world: &World, sandbox: &Sandbox) {
+/// Records the creation latency of a sandbox, when it becomes ready.
+pub(crate) fn sandbox_ready(ctx: &Context, sandbox: &Sandbox) {
     let Some(created) = &sandbox.metadata.creation_timestamp else {
         return;
     };
@@ -170,47 +179,47 @@ pub(crate) fn sandbox_ready(world: &World, sandbox: &Sandbox) {
         CREATION_LATENCY,
         "namespace" => sandbox.metadata.namespace.clone().unwrap_or_default(),
         "launch_type" => launch_of(sandbox),
-        "sandbox_template" => world.template_of(sandbox)
+        "sandbox_template" => ctx.template_of(sandbox)
     )
     .record(age.max(0.0));
 }
 
-/// A sandbox's time was up.
-pub(crate) fn sandbox_expired(world: &World, sandbox: &Sandbox) {
+/// Counts a sandbox that expired.
+pub(crate) fn sandbox_expired(ctx: &Context, sandbox: &Sandbox) {
     counter!(
         "agent_sandbox_expired_total",
         "namespace" => sandbox.metadata.namespace.clone().unwrap_or_default(),
-        "sandbox_template" => world.template_of(sandbox),
+        "sandbox_template" => ctx.template_of(sandbox),
         "owned_by" => owned_by(sandbox),
         "shutdown_policy" => format!("{:?}", sandbox.spec.shutdown_policy.unwrap_or_default())
     )
     .increment(1);
 }
 
-/// A sandbox's pod ended by itself.
-pub(crate) fn sandbox_finished(world: &World, sandbox: &Sandbox, reason: &str) {
+/// Counts a sandbox whose pod finished.
+pub(crate) fn sandbox_finished(ctx: &Context, sandbox: &Sandbox, reason: &str) {
     counter!(
         "agent_sandbox_finished_total",
         "namespace" => sandbox.metadata.namespace.clone().unwrap_or_default(),
-        "sandbox_template" => world.template_of(sandbox),
+        "sandbox_template" => ctx.template_of(sandbox),
         "owned_by" => owned_by(sandbox),
         "reason" => reason.to_owned()
     )
     .increment(1);
 }
 
-impl World {
-    /// Counts what is there now; called when somebody asks for `/metrics`.
+impl Context {
+    /// Updates the gauges; called for each scrape of `/metrics`.
     pub(crate) fn measure(&self) {
         let mut counts: BTreeMap<[String; 8], u32> = BTreeMap::new();
-        for sandbox in self.held.sandboxes.all() {
+        for sandbox in self.caches.sandboxes.all() {
             *counts.entry(self.state_of(&sandbox)).or_default() += 1;
         }
-        // States that nothing is in any more must not keep their last value.
+        // Label sets without sandboxes must not keep their last value.
         let mut last = self
             .measured
             .lock()
-            .expect("no holder of the counts panics");
+            .expect("no code panics under this lock");
         for gone in last.iter().filter(|labels| !counts.contains_key(*labels)) {
             set_sandboxes(gone, 0);
         }
@@ -222,7 +231,7 @@ impl World {
             gauge!("k8e_operator_queue_depth", "controller" => name)
                 .set(f64::from(u32::try_from(queue.depth()).unwrap_or(u32::MAX)));
         }
-        for pool in self.held.pools.all() {
+        for pool in self.caches.pools.all() {
             self.measure_pool(&pool);
         }
     }
@@ -266,9 +275,9 @@ fn set_sandboxes(labels: &[String; 8], count: u32) {
     .set(f64::from(count));
 }
 
-// Labels have few values, none of which a user can make up: a series once made stays.
+// Cardinality: label values are few, and users cannot create them, since a series stays for ever.
 
-impl World {
+impl Context {
     fn state_of(&self, sandbox: &Sandbox) -> [String; 8] {
         let meta = &sandbox.metadata;
         let ready = sandbox.condition(READY);
@@ -289,12 +298,12 @@ impl World {
         ]
     }
 
-    /// The template of a sandbox, if there is one of that name.
+    /// The template of a sandbox, if a template of that name exists; else "unknown".
     fn template_of(&self, sandbox: &Sandbox) -> String {
         let meta = &sandbox.metadata;
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         let name = annotation(meta, TEMPLATE_REF).unwrap_or_default();
-        match self.held.templates.get(&Key::new(namespace, name)) {
+        match self.caches.templates.get(&Key::new(namespace, name)) {
             Some(_) => name.to_owned(),
             None => "unknown".to_owned(),
         }
@@ -321,7 +330,7 @@ fn owned_by(sandbox: &Sandbox) -> &'static str {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_platform_is_the_one_it_was_built_for() {
+    fn the_platform_is_in_go_notation() {
         let want = match () {
             () if cfg!(all(target_os = "linux", target_arch = "x86_64")) => "linux/amd64",
             () if cfg!(all(target_os = "linux", target_arch = "aarch64")) => "linux/arm64",

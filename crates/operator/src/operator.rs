@@ -1,17 +1,19 @@
-//! `k8e operator`: the watches, the controllers and the lease, put together.
+//! `k8e operator`: starts the informers, the admin server, leader election and the workers of the controllers.
 
 use crate::assign::Assigner;
 use crate::cache::Key;
+use crate::caches::Caches;
+use crate::context::{Context, Queues};
+use crate::debounce::Debounce;
+use crate::edge_detector::EdgeDetector;
 use crate::error::{Class, Error, Result};
-use crate::events::NoteBook;
-use crate::gathering::{Gathering, Known};
-use crate::leader::Leadership;
+use crate::events::EventRecorder;
+use crate::leader_election::LeaderElection;
 use crate::options::{ControllerOptions, OperatorOptions};
-use crate::queue::{Next, Queue};
-use crate::side_door;
 use crate::timing::Timings;
-use crate::world::{Holdings, Queues, World};
+use crate::work_queue::{Action, WorkQueue};
 use crate::{claim, metrics, pool, sandbox, template};
+use k8e_net::admin_http::{self, AdminHttp};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use std::future::Future;
@@ -20,24 +22,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Namespace of the lease where none is given and none is ours.
+/// Namespace of the lease when no flag sets it and the process does not run in a pod.
 const NAMESPACE: &str = "agent-sandbox-system";
-/// How long giving up the lease may take.
+/// Timeout of releasing the lease at the end.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
-/// Workers that write what may come late.
-const NOTE_WORKERS: usize = 4;
+/// Workers that write claim annotations.
+const ANNOTATION_WORKERS: usize = 4;
 
-/// Runs the operator until `stop` is done, or until it can no longer lead.
+/// Runs the operator until `stop` resolves or leadership is lost.
 ///
 /// # Errors
 ///
-/// The cluster cannot be found, an address cannot be bound, or leadership was lost.
+/// There is no cluster to connect to, an address cannot be bound, or leadership was lost.
 pub async fn run(options: OperatorOptions, stop: impl Future<Output = ()>) -> Result<()> {
     let client = connect(&options).await?;
     run_with(client, options, stop).await
 }
 
-/// The same with a client that is there already.
+/// Runs the operator with an existing client; otherwise as [`run`].
 ///
 /// # Errors
 ///
@@ -50,48 +52,53 @@ pub async fn run_with(
     let metrics = metrics::install()?;
     let me = identity();
     let mut tasks = JoinSet::new();
-    let (notes, send_notes) = NoteBook::open(client.clone(), me.clone());
-    tasks.spawn(send_notes);
-    let world = Arc::new(World::new(
+    let (events, send_events) = EventRecorder::new(client.clone(), me.clone());
+    tasks.spawn(send_events);
+    let ctx = Arc::new(Context::new(
         client.clone(),
         options.controllers.clone().complete(),
-        notes,
+        events,
     ));
-    let synced = world.watch(&mut tasks);
+    let synced = ctx.watch(&mut tasks);
 
     let ready = Arc::new(AtomicBool::new(false));
-    tasks.spawn(side_door::upkeep(metrics.clone()));
+    tasks.spawn(admin_http::upkeep(metrics.clone()));
     if let Some(listener) = options.metrics_bind_address.listen("metrics").await? {
-        let world = world.clone();
-        let answer = side_door::metrics(metrics, move || world.measure());
-        tasks.spawn(side_door::serve(listener, answer));
+        let ctx = ctx.clone();
+        let render = move || {
+            ctx.measure();
+            metrics.render()
+        };
+        tasks.spawn(AdminHttp::default().metrics(render).listen(listener));
     }
     if let Some(listener) = options.health_probe_bind_address.listen("probes").await? {
         let ready = ready.clone();
-        let is_ready = move || match ready.load(Ordering::Relaxed) {
-            true => Ok(()),
-            false => Err("the first lists are not complete"),
+        let is_ready = move || {
+            let synced = ready.load(Ordering::Relaxed).then_some(());
+            std::future::ready(
+                synced.ok_or_else(|| "initial cache sync is not complete".to_owned()),
+            )
         };
-        tasks.spawn(side_door::serve(listener, side_door::probes(is_ready)));
+        tasks.spawn(AdminHttp::default().probes(is_ready).listen(listener));
     }
 
     let namespace = options.leader_election_namespace.clone();
     let namespace = namespace
         .or_else(own_namespace)
         .unwrap_or_else(|| NAMESPACE.to_owned());
-    let leadership = Leadership::new(client, &namespace, me);
+    let election = LeaderElection::new(client, &namespace, me);
     let work = async {
         synced.wait().await;
         ready.store(true, Ordering::Relaxed);
-        tracing::info!("everything is known");
+        tracing::info!("initial cache sync complete");
         if options.leader_elect {
-            leadership.acquire().await;
-            tracing::info!("this process leads");
+            election.acquire().await;
+            tracing::info!("acquired the lease: this process is the leader");
         }
         let mut workers = JoinSet::new();
-        world.start(&mut workers);
+        ctx.start(&mut workers);
         if options.leader_elect {
-            leadership.keep().await
+            election.keep().await
         } else {
             std::future::pending().await
         }
@@ -101,8 +108,7 @@ pub async fn run_with(
         () = stop => Ok(()),
     };
     if options.leader_elect && outcome.is_ok() {
-        let _another_takes_it_later =
-            tokio::time::timeout(RELEASE_WITHIN, leadership.release()).await;
+        let _expires_otherwise = tokio::time::timeout(RELEASE_WITHIN, election.release()).await;
     }
     outcome
 }
@@ -110,7 +116,7 @@ pub async fn run_with(
 async fn connect(options: &OperatorOptions) -> Result<Client> {
     let no_cluster = |e: &dyn std::fmt::Display| {
         Error::Start(format!(
-            "no cluster: {e}; give --kubeconfig FILE, or run it in a pod with a service account"
+            "no Kubernetes cluster to connect to: {e}; set --kubeconfig FILE, or run in a pod with a service account"
         ))
     };
     let config = match &options.kubeconfig {
@@ -125,7 +131,7 @@ async fn connect(options: &OperatorOptions) -> Result<Client> {
     Client::try_from(config).map_err(|e| no_cluster(&e))
 }
 
-/// A pod that restarts keeps its name and its lease; elsewhere every process is somebody else.
+/// Identity of the lease holder: the pod name, so that a restarted container keeps its lease, else host name and PID.
 fn identity() -> String {
     match std::env::var("POD_NAME") {
         Ok(pod) if !pod.is_empty() => pod,
@@ -142,26 +148,26 @@ fn own_namespace() -> Option<String> {
     Some(namespace.trim().to_owned()).filter(|n| !n.is_empty())
 }
 
-// === impl World ===
+// === impl Context ===
 
-impl World {
-    fn new(client: Client, options: ControllerOptions, notes: NoteBook) -> Self {
+impl Context {
+    fn new(client: Client, options: ControllerOptions, events: EventRecorder) -> Self {
         Self {
             client,
             options,
-            notes,
-            held: Holdings::default(),
+            events,
+            caches: Caches::default(),
             queues: Queues::default(),
             assigner: Assigner::default(),
             timings: Timings::default(),
-            gathering: Gathering::default(),
-            pool_figures: Gathering::default(),
-            refills: Gathering::default(),
-            delays: Gathering::default(),
-            failing: Known::default(),
-            pool_failing: Known::default(),
-            held_up: Known::default(),
-            no_template: Known::default(),
+            sandbox_status_debounce: Debounce::default(),
+            pool_status_debounce: Debounce::default(),
+            refill_throttle: Debounce::default(),
+            refill_delay: Debounce::default(),
+            pod_create_failing: EdgeDetector::default(),
+            pool_create_failing: EdgeDetector::default(),
+            pool_unschedulable: EdgeDetector::default(),
+            pool_template_missing: EdgeDetector::default(),
             measured: std::sync::Mutex::default(),
         }
     }
@@ -203,50 +209,50 @@ impl World {
                 async |w, k| template::reconcile(w, k).await,
             ));
         }
-        for _ in 0..NOTE_WORKERS {
+        for _ in 0..ANNOTATION_WORKERS {
             workers.spawn(work(
                 self.clone(),
-                |w| &w.queues.notes,
-                "note",
+                |w| &w.queues.annotations,
+                "annotation",
                 async |w, k| claim::annotate(w, k).await,
             ));
         }
     }
 }
 
-/// One worker: a key, a pass over it, the next key.
-async fn work<F>(world: Arc<World>, queue: fn(&World) -> &Queue, kind: &'static str, pass: F)
+/// One worker: takes a key from the queue, reconciles it, repeats.
+async fn work<F>(ctx: Arc<Context>, queue: fn(&Context) -> &WorkQueue, kind: &'static str, pass: F)
 where
-    F: AsyncFn(&World, &Key) -> Result<Next>,
+    F: AsyncFn(&Context, &Key) -> Result<Action>,
 {
     loop {
-        let key = queue(&world).take().await;
-        let next = match pass(&world, &key).await {
+        let key = queue(&ctx).take().await;
+        let next = match pass(&ctx, &key).await {
             Ok(next) => next,
             Err(error) => after(&error, kind, &key),
         };
-        queue(&world).done(&key, next);
+        queue(&ctx).done(&key, next);
     }
 }
 
-fn after(error: &Error, kind: &'static str, key: &Key) -> Next {
+fn after(error: &Error, kind: &'static str, key: &Key) -> Action {
     match error.class() {
         Class::Conflict => {
-            tracing::debug!(kind, %key, %error, "somebody was faster");
-            Next::Retry
+            tracing::debug!(kind, %key, %error, "conflict: the object changed; reconciling again");
+            Action::BackOff
         }
         Class::Gone => {
-            tracing::debug!(kind, %key, %error, "gone");
-            Next::Retry
+            tracing::debug!(kind, %key, %error, "an object is gone; reconciling again");
+            Action::BackOff
         }
-        Class::Throttled(wait) => Next::After(wait),
+        Class::Throttled(wait) => Action::RequeueAfter(wait),
         Class::Permanent => {
-            tracing::warn!(kind, %key, %error, "this cannot work until somebody changes it");
-            Next::Wait
+            tracing::warn!(kind, %key, %error, "the API server rejects the object; waiting for a change of it");
+            Action::AwaitChange
         }
         Class::Transient => {
-            tracing::warn!(kind, %key, %error, "a pass failed; it is tried again");
-            Next::Retry
+            tracing::warn!(kind, %key, %error, "reconcile failed; retrying after a back-off");
+            Action::BackOff
         }
     }
 }

@@ -1,19 +1,19 @@
-//! The SandboxWarmPool controller: keeps as many sandboxes waiting as the pool says.
+//! The SandboxWarmPool controller: keeps `replicas` unclaimed sandboxes running.
 
 pub(crate) mod blueprint;
 mod make;
 mod plan;
 
 use crate::cache::Key;
+use crate::context::Context;
 use crate::crd::conditions::{FINISHED, POD_SCHEDULED, READY, is_true};
 use crate::crd::names::{self, TEMPLATE_HASH, TEMPLATE_REF_HASH, WARM_POOL};
 use crate::crd::{Sandbox, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolStatus};
 use crate::error::Result;
-use crate::events::Note;
-use crate::held::{controller_of, label, uid};
-use crate::queue::Next;
-use crate::world::World;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use crate::events::Event;
+use crate::object_meta::{controller_of, is_controlled_by, label, owner_reference, uid};
+use crate::work_queue::Action;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DeleteParams;
 use plan::{Member, Plan, Wanted};
@@ -21,43 +21,47 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A pool's figures are written at most this often: a busy pool changes with every claim.
-const STATUS_INTERVAL: Duration = Duration::from_millis(500);
-/// A template that is missing is looked for again this often; the watch usually tells earlier.
+/// Debounce window for the status of a pool: a busy pool changes with every claim.
+const STATUS_DEBOUNCE: Duration = Duration::from_millis(500);
+/// Requeue interval while the template does not exist; usually the watch requeues earlier.
 const MISSING_RECHECK: Duration = Duration::from_secs(60);
 
-/// Between two sandboxes that are made while claims come in.
-const GENTLE_PAUSE: Duration = Duration::from_millis(30);
+/// Throttled refill: time between two new sandboxes while the operator is busy with claims.
+const THROTTLED_INTERVAL: Duration = Duration::from_millis(30);
 
-/// What the pool's sandboxes are made from.
+/// The template of a pool, with its hashes.
 struct Recipe {
     template: Arc<SandboxTemplate>,
     /// Hash of the template's name.
     name_hash: String,
-    /// Hash of what it says.
+    /// Hash of its content; see [`blueprint::hash`].
     hash: String,
 }
 
-/// One pass over one pool.
-pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
-    let Some(pool) = world.held.pools.get(key) else {
-        world.pool_figures.release(key);
-        world.refills.release(key);
-        world.delays.release(key);
-        for known in [&world.held_up, &world.no_template, &world.pool_failing] {
-            known.changed(key, false);
+/// Reconciles one pool.
+pub(crate) async fn reconcile(ctx: &Context, key: &Key) -> Result<Action> {
+    let Some(pool) = ctx.caches.pools.get(key) else {
+        ctx.pool_status_debounce.clear(key);
+        ctx.refill_throttle.clear(key);
+        ctx.refill_delay.clear(key);
+        for edge in [
+            &ctx.pool_unschedulable,
+            &ctx.pool_template_missing,
+            &ctx.pool_create_failing,
+        ] {
+            edge.changed(key, false);
         }
-        return Ok(Next::Wait);
+        return Ok(Action::AwaitChange);
     };
     if pool.metadata.deletion_timestamp.is_some() {
-        return Ok(Next::Wait);
+        return Ok(Action::AwaitChange);
     }
     let template_key = Key::new(&key.namespace, &pool.spec.sandbox_template_ref.name);
-    let template = world.held.templates.get(&template_key);
-    if world.no_template.changed(key, template.is_none()) && template.is_none() {
-        world.note(
+    let template = ctx.caches.templates.get(&template_key);
+    if ctx.pool_template_missing.changed(key, template.is_none()) && template.is_none() {
+        ctx.record_event(
             pool.as_ref(),
-            Note::warning(
+            Event::warning(
                 "TemplateNotFound",
                 "Reconciling",
                 format!("SandboxTemplate \"{}\" not found", template_key.name),
@@ -65,75 +69,69 @@ pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
         );
     }
     let recipe = template.map(|template| Recipe::new(&pool, template));
-    let members = own_members(world, &pool, recipe.as_ref()).await?;
+    let members = own_members(ctx, &pool, recipe.as_ref()).await?;
     let now = Timestamp::now();
     let views: Vec<Member> = members
         .iter()
         .map(|member| view(member, recipe.as_ref(), now))
         .collect();
-    let plan = plan::plan(&wanted(world, &pool), &views);
-    let more = carry_out(world, &pool, recipe.as_ref(), &members, &plan).await;
-    tell(world, &pool, &plan);
-    let recheck = plan.recheck.map_or(Next::Wait, Next::After);
+    let plan = plan::plan(&wanted(ctx, &pool), &views);
+    let more = carry_out(ctx, &pool, recipe.as_ref(), &members, &plan).await;
+    report(ctx, &pool, &plan);
+    let recheck = plan
+        .recheck
+        .map_or(Action::AwaitChange, Action::RequeueAfter);
     let missing = if recipe.is_none() {
-        Next::After(MISSING_RECHECK)
+        Action::RequeueAfter(MISSING_RECHECK)
     } else {
-        Next::Wait
+        Action::AwaitChange
     };
-    let status = write_status(world, &pool, &members, &plan).await?;
-    let more = more?; // its figures are true whatever went wrong
+    let status = write_status(ctx, &pool, &members, &plan).await?;
+    let more = more?; // only now: the status is right even after an error
     Ok([recheck, missing, more, status]
         .into_iter()
-        .fold(Next::Wait, Next::sooner))
+        .fold(Action::AwaitChange, Action::sooner))
 }
 
-fn wanted(world: &World, pool: &SandboxWarmPool) -> Wanted {
+fn wanted(ctx: &Context, pool: &SandboxWarmPool) -> Wanted {
     Wanted {
         replicas: pool.desired(),
         strategy: pool.strategy(),
-        grace: world.options.sandbox_warm_pool_readiness_grace_period,
-        recheck: world
-            .options
-            .sandbox_warm_pool_unschedulable_recheck_interval,
-        batch: world.options.sandbox_warm_pool_max_batch_size,
+        grace: ctx.options.sandbox_warm_pool_readiness_grace_period,
+        recheck: ctx.options.sandbox_warm_pool_unschedulable_recheck_interval,
+        batch: ctx.options.sandbox_warm_pool_max_batch_size,
     }
 }
 
-/// The sandboxes of the pool. One without an owner that carries the pool's label is taken in.
+/// The sandboxes of the pool. One with the pool's label and without an owner is adopted.
 async fn own_members(
-    world: &World,
+    ctx: &Context,
     pool: &SandboxWarmPool,
     recipe: Option<&Recipe>,
 ) -> Result<Vec<Arc<Sandbox>>> {
     let mut members = Vec::new();
-    for sandbox in world.members_of(pool) {
+    for sandbox in ctx.members_of(pool) {
         match controller_of(&sandbox.metadata) {
             Some(owner) if owner.uid == uid(&pool.metadata) => members.push(sandbox),
             Some(_) => {}
             None if sandbox.metadata.deletion_timestamp.is_some() => {}
             None if recipe.is_some_and(|recipe| recipe.is_stale(&sandbox)) => {
-                world
-                    .delete::<Sandbox>(&sandbox.metadata, DeleteParams::background())
+                ctx.delete::<Sandbox>(&sandbox.metadata, DeleteParams::background())
                     .await?;
             }
-            None => members.extend(take_in(world, pool, &sandbox).await?),
+            None => members.push(adopt(ctx, pool, &sandbox).await?),
         }
     }
     Ok(members)
 }
 
-async fn take_in(
-    world: &World,
-    pool: &SandboxWarmPool,
-    sandbox: &Sandbox,
-) -> Result<Option<Arc<Sandbox>>> {
+async fn adopt(ctx: &Context, pool: &SandboxWarmPool, sandbox: &Sandbox) -> Result<Arc<Sandbox>> {
     let key = Key::of(&sandbox.metadata);
     let patch = json!({"metadata": {
         "resourceVersion": sandbox.metadata.resource_version,
-        "ownerReferences": [owner(pool)],
+        "ownerReferences": [owner_reference(pool)],
     }});
-    world.patch_sandbox(&key, patch).await?;
-    Ok(world.held.sandboxes.get(&key))
+    ctx.patch_sandbox(&key, patch).await
 }
 
 fn view(sandbox: &Sandbox, recipe: Option<&Recipe>, now: Timestamp) -> Member {
@@ -152,8 +150,8 @@ fn view(sandbox: &Sandbox, recipe: Option<&Recipe>, now: Timestamp) -> Member {
         deleting: sandbox.metadata.deletion_timestamp.is_some(),
         finished: sandbox.condition(FINISHED).is_some(),
         stale: recipe.is_some_and(|recipe| recipe.is_stale(sandbox)),
-        // Unschedulable, or held back by a scheduling gate.
-        held_up: sandbox
+        // Unschedulable, or waiting for a scheduling gate.
+        unschedulable: sandbox
             .condition(POD_SCHEDULED)
             .is_some_and(|c| c.status == "False"),
         age,
@@ -162,50 +160,51 @@ fn view(sandbox: &Sandbox, recipe: Option<&Recipe>, now: Timestamp) -> Member {
 }
 
 async fn carry_out(
-    world: &World,
+    ctx: &Context,
     pool: &SandboxWarmPool,
     recipe: Option<&Recipe>,
     members: &[Arc<Sandbox>],
     plan: &Plan,
-) -> Result<Next> {
+) -> Result<Action> {
     for name in &plan.delete {
         let member = members
             .iter()
             .find(|m| m.metadata.name.as_ref() == Some(name));
         if let Some(member) = member {
-            world.delete_member(member).await?;
+            ctx.delete_member(member).await?;
         }
     }
     let key = Key::of(&pool.metadata);
     let Some(recipe) = recipe.filter(|_| plan.create > 0) else {
-        world.delays.release(&key);
-        return Ok(Next::Wait);
+        ctx.refill_delay.clear(&key);
+        return Ok(Action::AwaitChange);
     };
-    let delay = world.options.sandbox_warm_pool_replenish_delay;
+    let delay = ctx.options.sandbox_warm_pool_replenish_delay;
     if !delay.is_zero()
-        && let Some(wait) = world.delays.left(&key, delay)
+        && let Some(wait) = ctx.refill_delay.remaining(&key, delay)
     {
-        return Ok(Next::After(wait));
+        return Ok(Action::RequeueAfter(wait));
     }
-    let Some(pause) = pause(world, pool, plan) else {
-        make::sandboxes(world, pool, recipe, plan.create).await?;
-        return Ok(Next::Wait);
+    let Some(interval) = refill_interval(ctx, pool, plan) else {
+        make::sandboxes(ctx, pool, recipe, plan.create).await?;
+        return Ok(Action::AwaitChange);
     };
-    if let Some(wait) = world.refills.hold(&key, pause) {
-        return Ok(Next::After(wait));
+    if let Some(wait) = ctx.refill_throttle.delay(&key, interval) {
+        return Ok(Action::RequeueAfter(wait));
     }
-    make::sandboxes(world, pool, recipe, 1).await?;
-    Ok(Next::After(pause))
+    make::sandboxes(ctx, pool, recipe, 1).await?;
+    Ok(Action::RequeueAfter(interval))
 }
 
-/// The time between two sandboxes, where they are not made all at once: what the operator was told, and while claims
-/// come in and a quarter of the pool is ready, walking pace: the API server is theirs.
-fn pause(world: &World, pool: &SandboxWarmPool, plan: &Plan) -> Option<Duration> {
-    let rate = world.options.sandbox_warm_pool_max_refill_rate;
-    let told = (rate > 0.0).then(|| Duration::from_secs_f64(1.0 / rate.max(0.001)));
-    let calm = plan.ready * 4 < pool.desired() || !world.timings.claims_come_in();
-    let gentle = (!calm).then_some(GENTLE_PAUSE);
-    told.max(gentle)
+/// Time between two new sandboxes, when the refill is throttled: by `--sandbox-warm-pool-max-refill-rate`, or while
+/// the operator is busy with claims and at least a quarter of the pool is ready. New claims have priority at the API
+/// server.
+fn refill_interval(ctx: &Context, pool: &SandboxWarmPool, plan: &Plan) -> Option<Duration> {
+    let rate = ctx.options.sandbox_warm_pool_max_refill_rate;
+    let configured = (rate > 0.0).then(|| Duration::from_secs_f64(1.0 / rate.max(0.001)));
+    let urgent = plan.ready * 4 < pool.desired() || !ctx.timings.is_busy();
+    let throttled = (!urgent).then_some(THROTTLED_INTERVAL);
+    configured.max(throttled)
 }
 
 // === impl Recipe ===
@@ -219,62 +218,61 @@ impl Recipe {
         }
     }
 
-    /// Whether a sandbox was made from something else.
+    /// Whether a sandbox was created from another template, or from an older version of it.
     fn is_stale(&self, sandbox: &Sandbox) -> bool {
         let meta = &sandbox.metadata;
         if label(meta, TEMPLATE_REF_HASH) != Some(&self.name_hash) {
             return true;
         }
-        // Another encoder may have hashed the same template differently.
+        // Another controller may hash the same template differently.
         label(meta, TEMPLATE_HASH) != Some(&self.hash)
             && blueprint::differs(&self.template, sandbox)
     }
 }
 
-// === impl World ===
+// === impl Context ===
 
-impl World {
-    /// Deletes a waiting sandbox unless somebody claims it first: the version that was looked at must still be there.
+impl Context {
+    /// Deletes a pooled sandbox, with its resourceVersion as precondition: one that was claimed meanwhile is kept.
     async fn delete_member(&self, member: &Sandbox) -> Result<()> {
         self.delete_version::<Sandbox>(&member.metadata, DeleteParams::background())
             .await
     }
 }
 
-fn tell(world: &World, pool: &SandboxWarmPool, plan: &Plan) {
+fn report(ctx: &Context, pool: &SandboxWarmPool, plan: &Plan) {
     let key = Key::of(&pool.metadata);
-    if world.held_up.changed(&key, plan.held_up) {
-        let note = if plan.held_up {
-            Note::warning(
+    if ctx.pool_unschedulable.changed(&key, plan.unschedulable) {
+        let event = if plan.unschedulable {
+            Event::warning(
                 "WarmPoolNotProgressing",
                 "Replenishing",
                 "no node takes some of the pool's pods".to_owned(),
             )
         } else {
-            Note::normal(
+            Event::normal(
                 "WarmPoolProgressing",
                 "Replenishing",
                 "the pool's pods are being scheduled again".to_owned(),
             )
         };
-        world.note(pool, note);
+        ctx.record_event(pool, event);
     }
 }
 
 async fn write_status(
-    world: &World,
+    ctx: &Context,
     pool: &SandboxWarmPool,
     members: &[Arc<Sandbox>],
     plan: &Plan,
-) -> Result<Next> {
+) -> Result<Action> {
     let key = Key::of(&pool.metadata);
-    // What this pass made is in the table already.
-    let current = world.members_of(pool);
+    // The sandboxes that this reconcile created are in the cache already.
+    let current = ctx.members_of(pool);
     let alive = current
         .iter()
         .filter(|m| m.metadata.deletion_timestamp.is_none());
-    let alive =
-        alive.filter(|m| controller_of(&m.metadata).is_some_and(|o| o.uid == uid(&pool.metadata)));
+    let alive = alive.filter(|m| is_controlled_by(&m.metadata, &pool.metadata));
     let deleted = |m: &&Arc<Sandbox>| {
         m.metadata
             .name
@@ -291,27 +289,14 @@ async fn write_status(
     };
     let before = pool.status.clone().unwrap_or_default();
     if before == status {
-        return Ok(Next::Wait);
+        return Ok(Action::AwaitChange);
     }
     let urgent = before.observed_generation != status.observed_generation || members.is_empty();
-    if !urgent && let Some(wait) = world.pool_figures.hold(&key, STATUS_INTERVAL) {
-        return Ok(Next::After(wait));
+    if !urgent && let Some(wait) = ctx.pool_status_debounce.delay(&key, STATUS_DEBOUNCE) {
+        return Ok(Action::RequeueAfter(wait));
     }
-    world.pool_figures.release(&key);
-    world
-        .patch_pool_status(&key, json!({"status": status}))
+    ctx.pool_status_debounce.clear(&key);
+    ctx.patch_pool_status(&key, json!({"status": status}))
         .await?;
-    Ok(Next::Wait)
-}
-
-/// The reference by which a pool owns its sandboxes.
-fn owner(pool: &SandboxWarmPool) -> OwnerReference {
-    OwnerReference {
-        api_version: "extensions.agents.x-k8s.io/v1beta1".to_owned(),
-        kind: "SandboxWarmPool".to_owned(),
-        name: pool.metadata.name.clone().unwrap_or_default(),
-        uid: pool.metadata.uid.clone().unwrap_or_default(),
-        controller: Some(true),
-        block_owner_deletion: Some(true),
-    }
+    Ok(Action::AwaitChange)
 }

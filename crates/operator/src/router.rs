@@ -1,15 +1,15 @@
-//! The way to sandboxes: one Service in front of all of them. Headers of a request say which sandbox it is for.
+//! `k8e router`: a reverse proxy in front of all sandboxes. Headers of a request name the sandbox.
 //!
-//! It speaks what clients of `sandbox-router-svc` speak, and never dials an address that is not a pod's of the
-//! sandbox that was asked for. Which pods those are it knows from a watch, not from its callers.
+//! It is compatible with the clients of `sandbox-router-svc`. It dials only addresses of the pods of the named sandbox,
+//! which it knows from an informer (a watch on pods), never from a client.
 
-mod answer;
 mod authz;
 mod body;
 mod index;
 mod metrics;
 mod options;
 mod proxy;
+mod refusal;
 mod serve;
 mod target;
 mod tls;
@@ -24,67 +24,67 @@ pub use options::{AuthzMode, Command, Options, TokenOptions};
 use crate::units::NoListener;
 use authz::Authorizer;
 use index::Index;
+use k8e_net::shutdown;
 use proxy::Proxy;
-use serve::Doors;
+use serve::Listeners;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as latest;
 
-/// How long the API server may say nothing on a connection. A watch ends before that.
+/// Read timeout of connections to the API server. A watch ends before that (see `watch::WATCH_SECONDS`).
 const READ_WITHIN: Duration = Duration::from_secs(30);
 
-/// Why there is no router.
+/// An error that keeps the router from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Neither a kubeconfig nor a service account.
+    /// There is neither a valid kubeconfig nor a service account.
     #[error(
-        "cannot tell which cluster to watch; set --kubeconfig, or run in a pod with a service account: {0}"
+        "no Kubernetes cluster to connect to; set --kubeconfig, or run in a pod with a service account: {0}"
     )]
     Cluster(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A port that somebody else has, most likely.
+    /// A bind address could not be bound.
     #[error(transparent)]
     Listen(#[from] NoListener),
-    /// A file that was named by a flag.
+    /// A file that a flag names could not be read.
     #[error("cannot read {path} ({flag}): {source}")]
     Read {
-        /// Which flag.
+        /// Name of the flag, with dashes.
         flag: &'static str,
-        /// What it says.
+        /// Path that the flag gives.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A certificate and its key, which do not go together or are none.
+    /// Certificate and key are not valid PEM, or do not match.
     #[error("cannot use the certificate in {cert} with the key in {key}: {why}")]
     Certificate {
-        /// --tls-cert-file
+        /// Path of `--tls-cert-file`.
         cert: PathBuf,
-        /// --tls-key-file
+        /// Path of `--tls-key-file`.
         key: PathBuf,
-        /// What is wrong.
+        /// What is wrong with them.
         why: String,
     },
-    /// Flags that contradict each other.
+    /// Flags contradict each other, or a flag is missing; the text names them.
     #[error("{0}")]
     Flags(&'static str),
-    /// A token could not be made, or none could be checked.
+    /// A scoped token could not be created, or the secret for them is not valid.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The recorder of metrics.
-    #[error("cannot measure: {0}")]
+    /// The metrics recorder could not be installed.
+    #[error("cannot install the metrics recorder: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
-    /// Signals.
-    #[error("cannot wait for signals: {0}")]
+    /// The handlers of SIGTERM and SIGINT could not be installed.
+    #[error("cannot install signal handlers: {0}")]
     Signals(#[source] std::io::Error),
 }
 
-/// Serves until a signal asks it to stop. Installs the recorder of metrics, so: once in a process.
+/// Serves until SIGTERM or SIGINT. Installs the global metrics recorder, so it can be called once per process.
 pub async fn run(options: Options) -> Result<(), Error> {
     options.check()?;
     let handle = metrics::install()?;
-    let doors = Doors::open(&options).await?;
+    let listeners = Listeners::open(&options).await?;
     let client = client(&options).await?;
     let index = Arc::new(Index::new(options.allow_loopback_pod_ip));
     let authorizer = Authorizer::new(&options, &client)?;
@@ -95,22 +95,22 @@ pub async fn run(options: Options) -> Result<(), Error> {
     ));
     let (stop, stopping) = latest::channel(false);
     let (close, closing) = latest::channel(false);
-    let side = serve::Side::new(handle, Arc::clone(&index), stopping);
-    let (delay, patience) = (options.shutdown_delay, options.shutdown_timeout);
+    let admin = serve::AdminState::new(handle, Arc::clone(&index), stopping);
+    let (delay, drain_timeout) = (options.shutdown_delay, options.shutdown_timeout);
     let proxy = Arc::new(Proxy::new(options, index, authorizer));
-    let served = tokio::spawn(doors.serve(proxy, side, closing));
-    signalled().await?;
-    // First those who send requests hear of it, and only then is nobody there.
+    let served = tokio::spawn(listeners.serve(proxy, admin, closing));
+    shutdown::signals().map_err(Error::Signals)?.await;
+    // First the readiness probe fails, so that no more requests are sent here; listeners close after the delay.
     let _ = stop.send(true);
     tokio::time::sleep(delay).await;
-    tracing::info!("stopping: answering what is under way, for {patience:?} at most");
+    tracing::info!("shutting down: draining requests in flight, for {drain_timeout:?} at most");
     let _ = close.send(true);
-    let _ = tokio::time::timeout(patience, served).await;
+    let _ = tokio::time::timeout(drain_timeout, served).await;
     watching.abort();
     Ok(())
 }
 
-/// A token that opens one sandbox, for `--authz-mode scoped-token`.
+/// Mints a token for one sandbox (`k8e router token`), for `--authz-mode scoped-token`.
 pub fn token(options: &TokenOptions) -> Result<String, Error> {
     let path = &options.authz_scoped_token_secret_file;
     let secret = read_file("--authz-scoped-token-secret-file", path)?;
@@ -118,7 +118,7 @@ pub fn token(options: &TokenOptions) -> Result<String, Error> {
     Ok(token)
 }
 
-/// A token that opens the sandbox `name` in `namespace` until `ttl` is over.
+/// Mints a scoped token for the sandbox `name` in `namespace` that expires after `ttl`.
 pub fn mint(
     secret: &[u8],
     namespace: &str,
@@ -145,7 +145,7 @@ async fn client(options: &Options) -> Result<kube::Client, Error> {
         }
     };
     config.read_timeout = Some(READ_WITHIN);
-    // From the request on: a connection that was idle before has all of that time too.
+    // The read timeout starts with each request, not when the connection became idle.
     config.reset_reader_on_write = true;
     kube::Client::try_from(config).map_err(|error| failed(error.into()))
 }
@@ -156,14 +156,4 @@ fn read_file(flag: &'static str, path: &std::path::Path) -> Result<Vec<u8>, Erro
         path: path.to_owned(),
         source,
     })
-}
-
-async fn signalled() -> Result<(), Error> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Signals)?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
 }

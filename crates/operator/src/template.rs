@@ -1,23 +1,24 @@
-//! The SandboxTemplate controller: a NetworkPolicy for the sandboxes of each template.
+//! The SandboxTemplate controller: reconciles one NetworkPolicy per template, for all its sandboxes.
 
 use crate::cache::Key;
+use crate::caches::PolicyView;
+use crate::context::Context;
 use crate::crd::names::{self, TEMPLATE_REF_HASH};
 use crate::crd::{NetworkPolicyManagement, SandboxTemplate};
 use crate::error::{Error, Result};
-use crate::held::{PolicyView, controller_of, label, uid};
-use crate::queue::Next;
-use crate::world::World;
+use crate::object_meta::{is_controlled_by, label, owner_reference};
+use crate::work_queue::Action;
 use k8s_openapi::api::networking::v1::{
     IPBlock, NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer,
     NetworkPolicySpec,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::api::{DeleteParams, ObjectMeta};
 use serde_json::json;
 
-/// Where the router runs; nobody else reaches a sandbox by default.
+/// Namespace of the router; by default only the router may connect to a sandbox.
 const ROUTER_NAMESPACE: &str = "agent-sandbox-system";
-/// Ranges of the cluster and its neighbours that sandboxes do not reach by default.
+/// Private and link-local ranges (cluster, node, cloud metadata) that sandboxes cannot reach by default.
 const PRIVATE_V4: [&str; 4] = [
     "10.0.0.0/8",
     "172.16.0.0/12",
@@ -26,67 +27,60 @@ const PRIVATE_V4: [&str; 4] = [
 ];
 const PRIVATE_V6: [&str; 2] = ["fc00::/7", "fe80::/10"];
 
-/// One pass over one template.
-pub(crate) async fn reconcile(world: &World, key: &Key) -> Result<Next> {
-    let Some(template) = world.held.templates.get(key) else {
-        return Ok(Next::Wait);
+/// Reconciles one template.
+pub(crate) async fn reconcile(ctx: &Context, key: &Key) -> Result<Action> {
+    let Some(template) = ctx.caches.templates.get(key) else {
+        return Ok(Action::AwaitChange);
     };
     if template.metadata.deletion_timestamp.is_some() {
-        return Ok(Next::Wait);
+        return Ok(Action::AwaitChange);
     }
     let hash = names::hash(&key.name);
     if label(&template.metadata, TEMPLATE_REF_HASH) != Some(&hash) {
         let patch = json!({"metadata": {"labels": {TEMPLATE_REF_HASH: hash}}});
-        let mut patched = world.patch::<SandboxTemplate>(key, patch).await?;
-        patched.metadata.managed_fields = None;
-        // It may have changed since it was looked at: whoever hears of it first goes on with what it says now.
-        if let Some(change) = world.held.templates.put(patched) {
-            world.template_changed(&change);
-        }
-        return Ok(Next::Wait);
+        // Its spec may have changed since it was read: the change that this write makes requeues it.
+        ctx.patch_template(key, patch).await?;
+        return Ok(Action::AwaitChange);
     }
     let management = template.spec.network_policy_management.unwrap_or_default();
-    match (management, world.held.policies.get(&policy_key(key))) {
-        (NetworkPolicyManagement::Managed, None) => make(world, &template).await?,
+    match (management, ctx.caches.policies.get(&policy_key(key))) {
+        (NetworkPolicyManagement::Managed, None) => make(ctx, &template).await?,
         (NetworkPolicyManagement::Managed, Some(policy)) => {
-            correct(world, &template, &policy).await?
+            correct(ctx, &template, &policy).await?
         }
         (NetworkPolicyManagement::Unmanaged, Some(policy)) if is_ours(&policy, &template) => {
-            world
-                .delete::<NetworkPolicy>(&policy.meta, DeleteParams::default())
+            ctx.delete::<NetworkPolicy>(&policy.meta, DeleteParams::default())
                 .await?;
         }
         (NetworkPolicyManagement::Unmanaged, _) => {}
     }
-    Ok(Next::Wait)
+    Ok(Action::AwaitChange)
 }
 
-async fn make(world: &World, template: &SandboxTemplate) -> Result<()> {
+async fn make(ctx: &Context, template: &SandboxTemplate) -> Result<()> {
     let key = Key::of(&template.metadata);
     let policy = NetworkPolicy {
         metadata: ObjectMeta {
             name: Some(policy_key(&key).name),
             namespace: Some(key.namespace.clone()),
-            owner_references: Some(vec![owner(template)]),
+            owner_references: Some(vec![owner_reference(template)]),
             ..ObjectMeta::default()
         },
         spec: Some(spec(template)),
     };
-    match world.create(&policy).await {
-        Ok(made) => world.held.policies.put(made.into()),
+    match ctx.create_policy(&policy).await {
         Err(error) if error.is_already_exists() => {
-            return match world.read::<NetworkPolicy>(&policy_key(&key)).await? {
-                Some(found) => correct(world, template, &found.into()).await,
+            match ctx.read::<NetworkPolicy>(&policy_key(&key)).await? {
+                Some(found) => correct(ctx, template, &found.into()).await,
                 None => Err(error),
-            };
+            }
         }
-        Err(error) => return Err(error),
-    };
-    Ok(())
+        other => other.map(drop),
+    }
 }
 
-/// Brings a policy back to what the template says.
-async fn correct(world: &World, template: &SandboxTemplate, policy: &PolicyView) -> Result<()> {
+/// Updates a policy that differs from the template.
+async fn correct(ctx: &Context, template: &SandboxTemplate, policy: &PolicyView) -> Result<()> {
     if !is_ours(policy, template) {
         let name = policy.meta.name.as_deref().unwrap_or_default();
         return Err(Error::NotOwned(format!(
@@ -97,17 +91,14 @@ async fn correct(world: &World, template: &SandboxTemplate, policy: &PolicyView)
     if policy.spec.as_ref() == Some(&wanted) {
         return Ok(());
     }
-    // A merge patch keeps what it does not name: the rules are always named.
+    // A merge patch keeps fields that it does not contain, so it always contains all rules.
     let patch = json!({"spec": {
         "podSelector": wanted.pod_selector,
         "policyTypes": wanted.policy_types,
         "ingress": wanted.ingress.unwrap_or_default(),
         "egress": wanted.egress.unwrap_or_default(),
     }});
-    let patched = world
-        .patch::<NetworkPolicy>(&Key::of(&policy.meta), patch)
-        .await?;
-    world.held.policies.put(patched.into());
+    ctx.patch_policy(&Key::of(&policy.meta), patch).await?;
     Ok(())
 }
 
@@ -173,16 +164,5 @@ fn policy_key(template: &Key) -> Key {
 }
 
 fn is_ours(policy: &PolicyView, template: &SandboxTemplate) -> bool {
-    controller_of(&policy.meta).is_some_and(|o| o.uid == uid(&template.metadata))
-}
-
-fn owner(template: &SandboxTemplate) -> OwnerReference {
-    OwnerReference {
-        api_version: "extensions.agents.x-k8s.io/v1beta1".to_owned(),
-        kind: "SandboxTemplate".to_owned(),
-        name: template.metadata.name.clone().unwrap_or_default(),
-        uid: template.metadata.uid.clone().unwrap_or_default(),
-        controller: Some(true),
-        block_owner_deletion: Some(true),
-    }
+    is_controlled_by(&policy.meta, &template.metadata)
 }

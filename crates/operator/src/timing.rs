@@ -1,4 +1,5 @@
-//! When claims were first seen and first ready, for metrics and annotations; kept in memory, off the path of a claim.
+//! When claims were first observed and first ready, for latency metrics and annotations. In memory only, so that it
+//! does not delay a claim.
 
 use crate::cache::Key;
 use crate::crd::SandboxClaim;
@@ -8,16 +9,16 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Claims come in while the last one is not older than this.
-const CALM: Duration = Duration::from_millis(500);
+/// The operator counts as busy with claims until this long after the last new one.
+const BUSY_FOR: Duration = Duration::from_millis(500);
 
-/// What is known of a claim's way to its sandbox.
+/// Timestamps of one claim.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) uid: String,
     pub(crate) observed: Timestamp,
     pub(crate) ready: Option<Timestamp>,
-    /// It was ready when this process began: nothing is measured.
+    /// It was ready when this process started: its latency is not known.
     pub(crate) old: bool,
 }
 
@@ -41,12 +42,12 @@ impl Timings {
             *self
                 .last_claim
                 .lock()
-                .expect("no holder of the time panics") = Some(Instant::now());
+                .expect("no code panics under this lock") = Some(Instant::now());
         }
         self.lock().insert(Key::of(&claim.metadata), seen);
     }
 
-    /// The claim is ready; what was measured, the first time.
+    /// Records that the claim is ready. Returns its timestamps the first time.
     pub(crate) fn became_ready(&self, key: &Key) -> Option<Seen> {
         let mut all = self.lock();
         let seen = all.get_mut(key).filter(|seen| seen.ready.is_none())?;
@@ -58,13 +59,13 @@ impl Timings {
         self.lock().get(key).cloned()
     }
 
-    /// Whether somebody asked for a sandbox lately.
-    pub(crate) fn claims_come_in(&self) -> bool {
+    /// Whether a new claim was observed within the last 500 ms.
+    pub(crate) fn is_busy(&self) -> bool {
         let last = *self
             .last_claim
             .lock()
-            .expect("no holder of the time panics");
-        last.is_some_and(|last| last.elapsed() <= CALM)
+            .expect("no code panics under this lock");
+        last.is_some_and(|last| last.elapsed() <= BUSY_FOR)
     }
 
     pub(crate) fn forget(&self, key: &Key) {
@@ -72,6 +73,6 @@ impl Timings {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Seen>> {
-        self.seen.lock().expect("no holder of the times panics")
+        self.seen.lock().expect("no code panics under this lock")
     }
 }

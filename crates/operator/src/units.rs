@@ -1,76 +1,54 @@
-//! Times and addresses as these programs' flags have always been written: in Go's way.
+//! Flag values in the notation of Go programs: durations (`1m30s`) and bind addresses (`:8080`).
 
+use k8e_net::go_duration;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
-/// A longer time is a mistake, and sums of times stay far from overflowing.
-const DURATION_SECONDS_MAX: f64 = 366.0 * 24.0 * 3600.0;
+/// Longest duration, a year. A longer one is a mistake, and sums of durations cannot overflow.
+const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Where to listen.
+/// A bind address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bind {
-    /// Nowhere: written as nothing, or as `0`.
+    /// Do not listen: written as an empty string, or as `0`.
     Off,
-    /// `:8080`, on every address.
+    /// A port on every address: `:8080`.
     Any(u16),
-    /// One address.
+    /// A port on one address: `10.0.0.1:8080`.
     At(SocketAddr),
 }
 
-/// A port that somebody else has, most likely.
+/// A bind address that could not be bound; most likely another process listens there.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for {what}; is something else there?: {source}")]
+#[error("cannot listen on {address} for {what}; does another process use it?: {source}")]
 pub struct NoListener {
     what: &'static str,
     address: String,
     source: std::io::Error,
 }
 
-/// `1h2m3.5s`, `200ms`, or a number of seconds.
+/// Parses `1h2m3.5s`, `200ms`, or a number of seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let seconds = match text.parse::<f64>() {
-        Ok(seconds) => seconds,
-        Err(_) => go_seconds(text).ok_or_else(|| {
-            format!("{text:?} is not a time: write 90s, 1m30s, 200ms or a number of seconds")
-        })?,
+    let wrong =
+        || format!("{text:?} is not a time: write 90s, 1m30s, 200ms or a number of seconds");
+    let time = match text.parse() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => go_duration::parse(text),
     };
-    if !(0.0..=DURATION_SECONDS_MAX).contains(&seconds) {
-        return Err(format!("{text:?} is not between 0 and a year"));
+    let time = time.ok_or_else(wrong)?;
+    if time > DURATION_MAX {
+        return Err(format!("{text:?} is longer than a year"));
     }
-    Ok(Duration::from_secs_f64(seconds))
-}
-
-fn go_seconds(mut rest: &str) -> Option<f64> {
-    let mut sum = 0.0;
-    loop {
-        let number_ends = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let (number, unit_on) = rest.split_at(number_ends);
-        let unit_ends = unit_on.find(|c: char| c.is_ascii_digit() || c == '.');
-        let (unit, next) = unit_on.split_at(unit_ends.unwrap_or(unit_on.len()));
-        let factor = match unit {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
-            "ms" => 1e-3,
-            "us" | "µs" => 1e-6,
-            "ns" => 1e-9,
-            _ => return None,
-        };
-        sum += number.parse::<f64>().ok()? * factor;
-        if next.is_empty() {
-            return Some(sum);
-        }
-        rest = next;
-    }
+    Ok(time)
 }
 
 // === impl Bind ===
 
 impl Bind {
-    /// What to try, in this order: without IPv6 there is no `[::]`.
+    /// Addresses to try, in order: on a machine without IPv6, `[::]` cannot be bound.
     fn candidates(self) -> Vec<SocketAddr> {
         match self {
             Self::Off => Vec::new(),
@@ -84,7 +62,7 @@ impl Bind {
 }
 
 impl Bind {
-    /// Listens there for `what`, if anywhere.
+    /// Binds a listener for `what` (named in logs and errors). `None` when it is off.
     pub(crate) async fn listen(
         self,
         what: &'static str,
@@ -97,7 +75,7 @@ impl Bind {
                     tracing::info!("listening on {address} for {what}");
                     return Ok(Some(listener));
                 }
-                // The first counts: the second is for machines without IPv6.
+                // The first error is reported: the second attempt is only for machines without IPv6.
                 Err(source) => last = last.or(Some(source)),
             }
         }
@@ -145,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_go_and_python_write_them() {
+    fn durations_are_parsed_in_go_notation_and_as_seconds() {
         let millis = |text| duration(text).map(|time| time.as_millis());
         assert_eq!(millis("180"), Ok(180_000));
         assert_eq!(millis("0.5"), Ok(500));
@@ -161,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_may_leave_the_host_out() {
+    fn bind_addresses_may_omit_the_host() {
         assert_eq!(":8080".parse(), Ok(Bind::Any(8080)));
         assert_eq!("".parse(), Ok(Bind::Off));
         assert_eq!("0".parse(), Ok(Bind::Off));

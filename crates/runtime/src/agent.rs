@@ -1,10 +1,10 @@
-//! Calls of the guest, which does the work: commands, terminals, files beneath a root.
+//! Client of the guest agent, which runs commands and terminals and accesses files beneath a root.
 //!
-//! The guest is a part of this process and speaks the protocol that it speaks inside k8e's own
-//! sandboxes, over a pair of sockets. Dropping what a function here returns cancels the call.
+//! The guest is linked into this process. Calls use the same protocol as inside k8e's own sandboxes, over a socket
+//! pair. Dropping what a function here returns cancels the call.
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "any other reply is out of turn, also one that does not exist yet"
+    reason = "any other reply is a protocol error, also a kind that is added later"
 )]
 
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use k8e_wire::proto::{
 };
 use k8e_wire::{CHUNK_BYTES, HostEnd, Inputs, Replies, WireError};
 
-/// Why a call failed: what it means, and what to tell.
+/// A failed call: an error code, and a message for the client.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Failure {
@@ -22,26 +22,26 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
-/// The guest.
+/// Handle of the guest agent.
 #[derive(Clone)]
 pub(crate) struct Agent(k8e_guest::Agent);
 
-/// A directory that paths are resolved beneath; neither `..` nor a symbolic link leads out of it.
+/// A directory beneath which paths are resolved. Neither `..` nor a symbolic link leads out of it.
 #[derive(Clone)]
 pub(crate) struct Root {
     agent: Agent,
     dir: Bytes,
 }
 
-/// A file that is being read.
-pub(crate) struct Reading {
+/// An open file of which the guest streams the content.
+pub(crate) struct FileReader {
     replies: Replies,
-    /// Its end is that of the call.
+    /// Dropping it would cancel the call.
     _inputs: Inputs,
 }
 
-/// A file that is being written. It appears whole when it is finished, and not at all otherwise.
-pub(crate) struct Writing(HostEnd);
+/// A file that is being written. It appears atomically with [`FileWriter::finish`], and not at all otherwise.
+pub(crate) struct FileWriter(HostEnd);
 
 // === impl Failure ===
 
@@ -51,7 +51,7 @@ impl Failure {
         Self { code, message }
     }
 
-    /// Nothing new is begun any more. The guest has no code for that: it is never asked.
+    /// The runtime is shutting down. The guest has no code for this and never returns it.
     pub(crate) fn stopping() -> Self {
         Self::new(ErrorCode::Unspecified, "the sandbox is stopping")
     }
@@ -60,8 +60,8 @@ impl Failure {
         self.code == ErrorCode::Unspecified
     }
 
-    fn out_of_turn() -> Self {
-        Self::new(ErrorCode::Io, "the agent answered something else")
+    fn unexpected_reply() -> Self {
+        Self::new(ErrorCode::Io, "the guest agent sent an unexpected reply")
     }
 }
 
@@ -76,7 +76,7 @@ impl From<Error> for Failure {
 
 impl From<WireError> for Failure {
     fn from(error: WireError) -> Self {
-        Self::new(ErrorCode::Io, format!("call the agent: {error}"))
+        Self::new(ErrorCode::Io, format!("call the guest agent: {error}"))
     }
 }
 
@@ -87,33 +87,33 @@ impl Agent {
         Self(agent)
     }
 
-    /// Starts a call.
+    /// Starts a call with streamed replies.
     pub(crate) async fn start(&self, call: Call) -> Result<HostEnd, Failure> {
         Ok(self.0.call(call).await?)
     }
 
-    /// A call with one reply.
+    /// Makes a call that has one reply.
     pub(crate) async fn one(&self, call: Call) -> Result<Reply, Failure> {
         let mut end = self.start(call).await?;
         next(&mut end.replies).await
     }
 
-    /// How many processes there are beside this one.
+    /// Number of processes in the pod, without this one.
     pub(crate) async fn processes(&self) -> Result<u32, Failure> {
         match self.one(Call::Hello(Hello { count: true })).await? {
             Reply::Hello(hello) => Ok(hello.processes),
-            _ => Err(Failure::out_of_turn()),
+            _ => Err(Failure::unexpected_reply()),
         }
     }
 
-    /// Files beneath a directory.
+    /// Gives access to the files beneath a directory.
     pub(crate) fn root(&self, dir: Bytes) -> Root {
         let agent = self.clone();
         Root { agent, dir }
     }
 }
 
-/// The next reply; an error is one.
+/// The next reply. An error reply becomes an `Err`.
 pub(crate) async fn next(replies: &mut Replies) -> Result<Reply, Failure> {
     match replies.next().await? {
         Reply::Error(error) => Err(error.into()),
@@ -124,22 +124,22 @@ pub(crate) async fn next(replies: &mut Replies) -> Result<Reply, Failure> {
 // === impl Root ===
 
 impl Root {
-    /// The directory.
+    /// Absolute path of the directory.
     pub(crate) fn dir(&self) -> &Bytes {
         &self.dir
     }
 
-    /// What is at a path, links followed.
+    /// `stat`: follows symbolic links.
     pub(crate) async fn stat(&self, path: &[u8]) -> Result<FileInfo, Failure> {
-        self.look(path, true).await
+        self.file_info(path, true).await
     }
 
-    /// What is at a path, which may be a link.
+    /// `lstat`: does not follow a symbolic link at the end of the path.
     pub(crate) async fn lstat(&self, path: &[u8]) -> Result<FileInfo, Failure> {
-        self.look(path, false).await
+        self.file_info(path, false).await
     }
 
-    async fn look(&self, path: &[u8], follow: bool) -> Result<FileInfo, Failure> {
+    async fn file_info(&self, path: &[u8], follow: bool) -> Result<FileInfo, Failure> {
         let call = Call::Stat(Stat {
             root: self.dir.clone(),
             path: Bytes::copy_from_slice(path),
@@ -147,17 +147,17 @@ impl Root {
         });
         match self.agent.one(call).await? {
             Reply::File(info) => Ok(info),
-            _ => Err(Failure::out_of_turn()),
+            _ => Err(Failure::unexpected_reply()),
         }
     }
 
-    /// Opens a file from an offset on; a length of 0 is to its end.
+    /// Reads `length` bytes of a file from `offset`; a length of 0 means to its end.
     pub(crate) async fn read(
         &self,
         path: &[u8],
         offset: u64,
         length: u64,
-    ) -> Result<(FileInfo, Reading), Failure> {
+    ) -> Result<(FileInfo, FileReader), Failure> {
         let call = Call::ReadFile(ReadFile {
             root: self.dir.clone(),
             path: Bytes::copy_from_slice(path),
@@ -169,25 +169,26 @@ impl Root {
             inputs,
         } = self.agent.start(call).await?;
         let Reply::File(info) = next(&mut replies).await? else {
-            return Err(Failure::out_of_turn());
+            return Err(Failure::unexpected_reply());
         };
         let _inputs = inputs;
-        Ok((info, Reading { replies, _inputs }))
+        Ok((info, FileReader { replies, _inputs }))
     }
 
-    /// Begins to write a file, and makes the directories above it. A mode of 0 keeps that of an
-    /// existing file, or is 0644.
-    pub(crate) async fn write(&self, path: &[u8], mode: u32) -> Result<Writing, Failure> {
+    /// Starts to write a file, and creates its parent directories. A mode of 0 keeps the mode of an existing file; a
+    /// new file gets 0644.
+    pub(crate) async fn write(&self, path: &[u8], mode: u32) -> Result<FileWriter, Failure> {
         let call = Call::WriteFile(WriteFile {
             root: self.dir.clone(),
             path: Bytes::copy_from_slice(path),
             append: false,
             mode,
+            user: String::new(),
         });
-        Ok(Writing(self.agent.start(call).await?))
+        Ok(FileWriter(self.agent.start(call).await?))
     }
 
-    /// What is in a directory, links not followed, sorted by name; and whether that is all.
+    /// Lists a directory, sorted by name, without following symbolic links. Also returns whether the list is complete.
     pub(crate) async fn list(
         &self,
         path: &[u8],
@@ -208,12 +209,12 @@ impl Root {
                     entries.sort_by(|(a, _), (b, _)| a.cmp(b));
                     return Ok((entries, !done.truncated));
                 }
-                _ => return Err(Failure::out_of_turn()),
+                _ => return Err(Failure::unexpected_reply()),
             }
         }
     }
 
-    /// Removes what is at a path; a link is removed, not what it leads to.
+    /// Removes a file or directory. Of a symbolic link, the link is removed and not its target.
     pub(crate) async fn remove(&self, path: &[u8], recursive: bool) -> Result<(), Failure> {
         let call = Call::Remove(Remove {
             root: self.dir.clone(),
@@ -224,38 +225,38 @@ impl Root {
     }
 }
 
-/// An entry by its own name.
+/// Pairs an entry with the last component of its path.
 fn named(info: FileInfo) -> (String, FileInfo) {
     let path = &info.path;
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     (String::from_utf8_lossy(name).into_owned(), info)
 }
 
-// === impl Reading ===
+// === impl FileReader ===
 
-impl Reading {
-    /// The next bytes; none at the end.
+impl FileReader {
+    /// The next chunk; `None` at the end of the file.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         match next(&mut self.replies).await? {
             Reply::Data(data) => Ok(Some(data)),
             Reply::Done(_) => Ok(None),
-            _ => Err(Failure::out_of_turn()),
+            _ => Err(Failure::unexpected_reply()),
         }
     }
 }
 
-// === impl Writing ===
+// === impl FileWriter ===
 
-impl Writing {
-    /// Adds bytes.
+impl FileWriter {
+    /// Appends bytes.
     pub(crate) async fn add(&mut self, mut data: Bytes) -> Result<(), Failure> {
         while !data.is_empty() {
             let chunk = data.split_to(data.len().min(CHUNK_BYTES));
             tokio::select! {
                 biased;
-                // Before the end of what is sent there is only one thing to say.
+                // Before the end of the input, the only possible reply is an error.
                 reply = next(&mut self.0.replies) => {
-                    return Err(reply.err().unwrap_or_else(Failure::out_of_turn));
+                    return Err(reply.err().unwrap_or_else(Failure::unexpected_reply));
                 }
                 sent = self.0.inputs.send(Input::Data(chunk)) => sent?,
             }
@@ -263,7 +264,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Gives it up; nothing of it is left when this returns.
+    /// Discards the file. Its temporary file is removed when this returns.
     pub(crate) async fn abandon(self) {
         let HostEnd {
             mut replies,
@@ -273,9 +274,9 @@ impl Writing {
         while next(&mut replies).await.is_ok() {}
     }
 
-    /// Gives the file its name.
+    /// Ends the content and renames the file into place.
     pub(crate) async fn finish(mut self) -> Result<(), Failure> {
-        // Whatever went wrong, the reply says it better.
+        // If this fails, the reply has the cause.
         let _ = self.0.inputs.send(Input::End(End {})).await;
         next(&mut self.0.replies).await.map(drop)
     }

@@ -1,6 +1,5 @@
-//! What an operator decides: flags in Go's spelling, as sandboxd has them, and a few variables.
+//! Configuration: command-line flags, with the names and spelling of sandboxd's, and environment variables.
 
-mod duration;
 mod flags;
 
 use crate::host::AllowedHosts;
@@ -9,53 +8,53 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The token that clients must show. Never given to commands, never printed.
+/// Bearer token that clients must send. Commands do not inherit it, and it is never printed.
 const TOKEN_VARIABLE: &str = "SANDBOXD_AUTH_TOKEN";
 
-/// Where the legacy API has its files.
+/// Root directory of the legacy API.
 const BASE_DIR_VARIABLE: &str = "SANDBOX_BASE_DIR";
 
-/// How long commands of the legacy API may take, in seconds.
+/// Default timeout of legacy commands, in seconds.
 const EXEC_TIMEOUT_VARIABLE: &str = "SANDBOX_EXEC_TIMEOUT_SECONDS";
 
-/// Names in a Host header that are served besides those of the pod.
+/// Names that are allowed in a Host header, besides those of the pod.
 const ALLOWED_HOSTS_VARIABLE: &str = "SANDBOXD_ALLOWED_HOSTS";
 
-/// Longest time for a command that anybody may ask for: a sandbox that is busy for longer has a
-/// process of its own.
+/// Largest timeout that a request may set; a larger one is reduced to it. What runs for longer belongs into a process
+/// of its own, not into a request.
 pub(crate) const EXEC_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Shortest token: a shorter one is guessed.
+/// Shortest token. A shorter one could be guessed.
 const TOKEN_CHARS_MIN: usize = 16;
 
-/// Output of one stream of a legacy command that is kept: what an answer in JSON can reasonably hold.
+/// Default of `-max-output-bytes`: stdout, and stderr, of a legacy command, which are buffered and sent as JSON.
 const OUTPUT_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Largest file that is taken; what the disk of the pod takes is for Kubernetes to say.
+/// Default of `-max-upload-bytes`. The disk usage of the pod is limited by Kubernetes.
 const UPLOAD_BYTES: u64 = 8 * 1024 * 1024 * 1024;
 
-/// Commands at once. Each has a supervisor, pipes and perhaps a few megabytes of output.
+/// Default of `-max-processes`. Each command has a supervisor, pipes and up to a few megabytes of buffered output.
 const PROCESSES: usize = 128;
 
-/// Commands at once that can be asked for: each is at least two processes of the pod.
+/// Largest `-max-processes`: each command is at least two processes of the pod.
 const PROCESSES_MAX: usize = 10_000;
 
-/// Bytes of one event of a stream: below that is chatter, above is what a gRPC message may not have.
+/// Valid `-stream-chunk-size`: smaller events are mostly overhead, larger ones exceed the message size of gRPC clients.
 const CHUNK_BYTES: std::ops::RangeInclusive<usize> = 64..=1024 * 1024;
 
-/// What the program was asked to do.
+/// What the command line asks for.
 #[derive(Debug)]
 pub enum Task {
-    /// Serve.
+    /// Serve with this configuration.
     Serve(Box<Config>),
-    /// Print this and go.
+    /// Print this text (`-help`, `-version`) and exit.
     Print(String),
 }
 
-/// How to serve. Shows nothing of itself: the environment has secrets.
+/// Configuration of the server. Its `Debug` shows no field: the environment may contain secrets.
 pub struct Config {
     pub(crate) listen_host: IpAddr,
-    /// None where that door is shut; 0 is any free port.
+    /// `None`: this API is off. 0: any free port.
     pub(crate) legacy_port: Option<u16>,
     pub(crate) rest_port: Option<u16>,
     pub(crate) grpc_port: Option<u16>,
@@ -65,61 +64,61 @@ pub struct Config {
     pub(crate) shutdown_timeout: Duration,
     pub(crate) http_idle_timeout: Duration,
     pub(crate) stream_chunk_size: usize,
-    /// None is no limit.
+    /// Default timeout of a legacy command. `None`: no limit.
     pub(crate) exec_timeout: Option<Duration>,
     pub(crate) max_output_bytes: u64,
     pub(crate) max_upload_bytes: u64,
     pub(crate) max_processes: usize,
     pub(crate) token: Option<Token>,
     pub(crate) allowed_hosts: AllowedHosts,
-    /// What commands get.
+    /// Environment of the commands.
     pub(crate) env: Vec<(OsString, OsString)>,
 }
 
-/// A secret. Shows nothing of itself.
+/// The bearer token. Its `Debug` does not show it.
 #[derive(Clone)]
 pub(crate) struct Token(String);
 
-/// Why the command line or the environment makes no sense.
+/// A command line or an environment that is not valid.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// An argument that is none of ours.
-    #[error("{0}: no such flag; -help lists them")]
+    /// An argument that is not a known flag.
+    #[error("{0}: no such flag; -help lists all flags")]
     Unknown(String),
-    /// A flag without its value.
-    #[error("-{0} needs a value: -{0}=…")]
+    /// A flag without a value.
+    #[error("-{0} needs a value: -{0}=VALUE")]
     NoValue(&'static str),
-    /// A value that cannot be.
-    #[error("-{flag}={value}: {why}")]
+    /// A flag with an invalid value.
+    #[error("-{flag}={value}: not valid; use {why}")]
     Value {
-        /// Which flag.
+        /// Name of the flag, without dashes.
         flag: &'static str,
-        /// What it was given.
+        /// The value as given.
         value: String,
-        /// What it takes.
+        /// The values that are valid, as in "a port, or off".
         why: &'static str,
     },
-    /// A variable that cannot be.
-    #[error("{variable}: {why}")]
+    /// An environment variable with an invalid value. The value may be secret and is not shown.
+    #[error("{variable}: not valid; use {why}")]
     Variable {
-        /// Which variable.
+        /// Name of the variable.
         variable: &'static str,
-        /// What it takes.
+        /// The values that are valid.
         why: &'static str,
     },
-    /// Two doors with one port.
+    /// Two APIs on the same port; the names of their flags.
     #[error("-{0} and -{1} are the same port: give each its own, or turn one off with -{1}=off")]
     SamePort(&'static str, &'static str),
-    /// Nothing to do.
-    #[error("all doors are off: leave one of -legacy-port, -rest-port and -grpc-port on")]
-    NoDoor,
+    /// Every API is off.
+    #[error("all APIs are off: leave at least one of -legacy-port, -rest-port and -grpc-port on")]
+    NoListener,
 }
 
 // === impl Config ===
 
 impl Config {
-    /// Reads a command line (without the program's name) and an environment.
+    /// Parses a command line (without the program's name) and an environment. Flags override variables.
     pub fn read(
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
@@ -153,18 +152,18 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let doors = [
+        let listeners = [
             ("legacy-port", self.legacy_port),
             ("rest-port", self.rest_port),
             ("grpc-port", self.grpc_port),
         ];
-        if doors.iter().all(|(_, port)| port.is_none()) {
-            return Err(ConfigError::NoDoor);
+        if listeners.iter().all(|(_, port)| port.is_none()) {
+            return Err(ConfigError::NoListener);
         }
-        for (index, (name, port)) in doors.iter().enumerate() {
+        for (index, (name, port)) in listeners.iter().enumerate() {
             let same =
                 |(_, other): &&(&str, Option<u16>)| port.is_some_and(|p| p != 0) && other == port;
-            if let Some((other, _)) = doors[index + 1..].iter().find(same) {
+            if let Some((other, _)) = listeners[index + 1..].iter().find(same) {
                 return Err(ConfigError::SamePort(name, other));
             }
         }
@@ -181,7 +180,7 @@ impl std::fmt::Debug for Config {
 // === impl Token ===
 
 impl Token {
-    /// Takes the token out of an environment.
+    /// Removes the token from an environment and returns it.
     fn take(env: &mut Vec<(OsString, OsString)>) -> Result<Option<Self>, ConfigError> {
         let Some(at) = env.iter().position(|(name, _)| name == TOKEN_VARIABLE) else {
             return Ok(None);
@@ -189,7 +188,7 @@ impl Token {
         let (_, value) = env.swap_remove(at);
         let failed = ConfigError::Variable {
             variable: TOKEN_VARIABLE,
-            why: "use at least 16 characters of ASCII without spaces",
+            why: "at least 16 printable ASCII characters without spaces",
         };
         match value.into_string() {
             Ok(token) if token.is_empty() => Ok(None),
@@ -203,14 +202,14 @@ impl Token {
         }
     }
 
-    /// Whether this is it, in a time that does not tell how much of it is.
-    pub(crate) fn is(&self, shown: &[u8]) -> bool {
+    /// Compares in constant time: the time does not depend on how many bytes are equal.
+    pub(crate) fn is(&self, sent: &[u8]) -> bool {
         let own = self.0.as_bytes();
         let differ = own
             .iter()
-            .zip(shown)
+            .zip(sent)
             .fold(0u8, |differ, (a, b)| std::hint::black_box(differ | (a ^ b)));
-        own.len() == shown.len() && differ == 0
+        own.len() == sent.len() && differ == 0
     }
 }
 
@@ -226,7 +225,7 @@ fn base_dir(env: &[(OsString, OsString)]) -> Result<PathBuf, ConfigError> {
         Some(dir) if PathBuf::from(dir).is_absolute() => Ok(dir.into()),
         Some(_) => Err(ConfigError::Variable {
             variable: BASE_DIR_VARIABLE,
-            why: "not an absolute path",
+            why: "an absolute path",
         }),
     }
 }
@@ -253,7 +252,7 @@ fn exec_timeout(env: &[(OsString, OsString)]) -> Result<Option<Duration>, Config
         .map(|limit| Some(limit.min(EXEC_TIMEOUT_MAX)).filter(|limit| !limit.is_zero()))
         .ok_or(ConfigError::Variable {
             variable: EXEC_TIMEOUT_VARIABLE,
-            why: "not a number of seconds (0 is no limit)",
+            why: "a number of seconds; 0 is no limit",
         })
 }
 
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_as_in_go() {
+    fn flags_are_spelled_as_in_go() {
         let config = read(
             &[
                 "-grpc-port",
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told() {
+    fn invalid_flags_are_refused_with_a_reason() {
         for (args, says) in [
             (&["-port=1"][..], "no such flag"),
             (&["serve"], "no such flag"),
@@ -315,7 +314,7 @@ mod tests {
             (&["-allowed-hosts=http://a"], "names without port"),
             (
                 &["-rest-port=off", "-grpc-port=off", "-legacy-port=off"],
-                "all doors are off",
+                "all APIs are off",
             ),
             (&["-help"], "-metadata-env-prefix"),
             (&["--version"], env!("CARGO_PKG_VERSION")),
@@ -326,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_count_and_the_token_goes_no_further() {
+    fn environment_variables_apply_and_commands_do_not_inherit_the_token() {
         let config = read(
             &[],
             &[

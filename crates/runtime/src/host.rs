@@ -1,39 +1,38 @@
 //! Host header check against DNS rebinding.
 //!
-//! A page whose name its owner points at this address (127.0.0.1 behind a tunnel, a pod's address) is
-//! of the same origin as these HTTP APIs for a browser, and reads and writes as it likes. What it
-//! cannot change is the Host header, which has the page's name. So only names are served that no
-//! stranger can own: loopback, addresses, names of the cluster, and what the operator adds. gRPC is
-//! not checked: no browser speaks HTTP/2 without TLS. Nor are requests that must show a token, which
-//! no page has.
+//! An attacker can make the name of a web page resolve to this address (127.0.0.1 behind a tunnel, or the address of
+//! the pod). For a browser the page is then of the same origin as these HTTP APIs, and may read and write. It cannot
+//! change the Host header, which has the name of the page. So only names are allowed that an attacker cannot own:
+//! loopback, IP addresses, names of the cluster, and those of `-allowed-hosts`. gRPC is not checked, since no browser
+//! speaks HTTP/2 without TLS; nor are requests that need a token, which a page does not have.
 
 use hyper::HeaderMap;
 use hyper::header::HOST;
 use hyper::http::uri::Authority;
 use std::net::IpAddr;
 
-/// Names that are given with `-allowed-hosts`. Each request is compared with all of them.
+/// Number of names in `-allowed-hosts`. Each request is compared with all of them.
 const NAMES_MAX: usize = 64;
 
-/// Names that end so exist in a cluster's DNS only: neither is sold to anybody.
+/// Suffixes that exist in the DNS of a cluster only; nobody can register such a name.
 const CLUSTER_SUFFIXES: [&str; 2] = [".svc", ".cluster.local"];
 
-/// The names in a Host header that are served.
+/// The names that are allowed in a Host header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AllowedHosts {
-    /// This pod's name, which agent-sandbox gives its service, too.
+    /// Host name of this pod; agent-sandbox gives the Service of the sandbox the same name.
     own: String,
-    /// Every name.
+    /// `*` was given: every name is allowed.
     any: bool,
     exact: Vec<String>,
-    /// With the dot they begin with.
+    /// Domain suffixes, each with its leading dot.
     suffixes: Vec<String>,
 }
 
 // === impl AllowedHosts ===
 
 impl AllowedHosts {
-    /// Those of a pod with this host name, and none more.
+    /// The default names for a pod with this host name.
     pub(crate) fn of_pod(own: &str) -> Self {
         Self {
             own: own.to_ascii_lowercase(),
@@ -63,8 +62,7 @@ impl AllowedHosts {
         Ok(())
     }
 
-    /// Whether every Host header of a request is a name that is served. A request without one is of
-    /// no browser.
+    /// Whether every Host header of a request is allowed. A request without one does not come from a browser.
     pub(crate) fn serve(&self, headers: &HeaderMap) -> bool {
         self.any
             || headers.get_all(HOST).iter().all(|host| {
@@ -75,13 +73,13 @@ impl AllowedHosts {
 
     fn has(&self, host: &str) -> bool {
         let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-        // What is at an address is its owner's, and a name cannot look like one.
+        // An IP address is not resolved, so it cannot be rebound.
         if literal.unwrap_or(host).parse::<IpAddr>().is_ok() {
             return true;
         }
         let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
         let ends = |suffix: &str| host.len() > suffix.len() && host.ends_with(suffix);
-        // Names that can be bought have a dot.
+        // A name that can be registered has a dot.
         (!host.contains('.') && !host.is_empty())
             || ends(".localhost")
             || CLUSTER_SUFFIXES.iter().any(|suffix| ends(suffix))
@@ -90,8 +88,7 @@ impl AllowedHosts {
             || self.suffixes.iter().any(|suffix| ends(suffix))
     }
 
-    /// Whether this is `<own>.<namespace>.svc.…`: a cluster may have any domain, and a pod need not be
-    /// told which.
+    /// Whether this is `<own>.<namespace>.svc.…`. The domain of the cluster can be any, and the pod does not know it.
     fn is_own_service(&self, host: &str) -> bool {
         let mut labels = host.split('.');
         !self.own.is_empty() && labels.next() == Some(&self.own) && labels.nth(1) == Some("svc")
@@ -117,10 +114,10 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_send_is_served() {
+    fn names_of_the_pod_and_the_cluster_are_allowed() {
         let default = allowed("");
         for host in [
-            // Tunnels, and browsers of people who have one.
+            // Through `kubectl port-forward`, from clients and browsers.
             "127.0.0.1:41234",
             "localhost:8080",
             "LOCALHOST",
@@ -141,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_others_are_not() {
+    fn names_that_can_be_registered_are_refused() {
         let default = allowed("");
         for host in [
             "evil.example",
@@ -170,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn names_can_be_added() {
+    fn allowed_hosts_are_exact_names_or_wildcards() {
         let more = allowed("sandbox.example.com, *.preview.example.com");
         for (host, served) in [
             ("sandbox.example.com:443", true),

@@ -1,6 +1,6 @@
-//! What both HTTP doors share: bodies in and out, with their bounds.
+//! Shared by both HTTP APIs: bounded request bodies, JSON and file responses, directory listings.
 
-use crate::agent::{Failure, Reading};
+use crate::agent::{Failure, FileReader};
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Empty, Full, StreamBody};
@@ -12,19 +12,20 @@ use serde::Serialize;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// What is read of a body that nobody wants, so that a client that is still sending gets to read why.
+/// Bytes that are drained from the body of a refused request. A client that is still sending can then read the
+/// response.
 const DISCARD_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
-/// For how long.
+/// Time limit for that.
 const DISCARD_WITHIN: Duration = Duration::from_secs(2);
 
-/// Entries of one listing: more than anybody reads, less than hurts.
+/// Entries of one directory listing, about 10 MiB of JSON; further ones are left out, and the response says so.
 pub(crate) const ENTRIES_MAX: u64 = 100_000;
 
-/// Of a response.
+/// Body of a response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, Failure>;
 
-/// A request's body, which may be hostile.
+/// Body of a request, with a size limit and an idle timeout.
 pub(crate) struct Upload {
     body: Incoming,
     idle: Duration,
@@ -32,17 +33,17 @@ pub(crate) struct Upload {
     max: u64,
 }
 
-/// Why a body was not taken.
+/// Why a request body could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UploadError {
-    /// Too large.
-    #[error("the body is larger than {0} bytes, which is the most that is taken")]
+    /// The body exceeds the size limit, in bytes.
+    #[error("the request body is larger than the limit of {0} bytes")]
     TooLarge(u64),
-    /// Nothing came for too long.
-    #[error("nothing of the body came for {} seconds", .0.as_secs())]
+    /// No bytes arrived for the idle timeout.
+    #[error("no bytes of the request body arrived for {} seconds", .0.as_secs())]
     Idle(Duration),
-    /// The connection broke, or the framing is wrong.
-    #[error("the body ended early")]
+    /// The connection broke, or the framing is invalid.
+    #[error("the request body ended early")]
     Broken,
 }
 
@@ -60,7 +61,7 @@ impl Upload {
         }
     }
 
-    /// The next bytes, never empty; none at the end.
+    /// The next chunk, never empty; `None` at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, UploadError> {
         loop {
             let frame = timeout(self.idle, self.body.frame())
@@ -80,7 +81,7 @@ impl Upload {
         }
     }
 
-    /// All of it.
+    /// Reads the whole body into memory.
     pub(crate) async fn whole(&mut self) -> Result<Vec<u8>, UploadError> {
         let mut whole = Vec::new();
         while let Some(data) = self.next().await? {
@@ -89,7 +90,7 @@ impl Upload {
         Ok(whole)
     }
 
-    /// Reads what is left, within bounds, and forgets it.
+    /// Reads and drops the rest, up to [`DISCARD_BYTES_MAX`] and [`DISCARD_WITHIN`].
     pub(crate) async fn discard(&mut self) {
         self.left = DISCARD_BYTES_MAX;
         let _ = timeout(DISCARD_WITHIN, async {
@@ -99,7 +100,7 @@ impl Upload {
     }
 }
 
-/// An answer in JSON.
+/// A JSON response.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let mut response = Response::new(Full::from(text).map_err(|e| match e {}).boxed_unsync());
@@ -109,15 +110,15 @@ pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body>
     response
 }
 
-/// An answer without a body.
+/// A response without a body.
 pub(crate) fn empty(status: StatusCode) -> Response<Body> {
     let mut response = Response::new(Empty::new().map_err(|e| match e {}).boxed_unsync());
     *response.status_mut() = status;
     response
 }
 
-/// An answer with so many bytes of a file; as many as there are where its size is not known.
-pub(crate) fn content(reading: Reading, length: Option<u64>) -> Response<Body> {
+/// A response that streams a file. Without a `length`, for files of unknown size, it is chunked.
+pub(crate) fn content(reading: FileReader, length: Option<u64>) -> Response<Body> {
     let chunks = futures::stream::try_unfold(reading, |mut reading| async move {
         let data = reading.next().await?;
         Ok(data.map(|data| (Frame::data(data), reading)))
@@ -134,7 +135,7 @@ pub(crate) fn content(reading: Reading, length: Option<u64>) -> Response<Body> {
     response
 }
 
-/// `file` or `directory`, which is all that clients know.
+/// `file` or `directory`; the APIs have no other types.
 pub(crate) fn type_name(info: &FileInfo) -> &'static str {
     match info.r#type() {
         FileType::Directory => "directory",
@@ -142,8 +143,8 @@ pub(crate) fn type_name(info: &FileInfo) -> &'static str {
     }
 }
 
-/// A directory's entries, what links lead to in the place of the links. One that leads nowhere, or
-/// out of the root, is left out.
+/// The entries of a directory, with symbolic links followed. Links that are dangling or lead out of the root are left
+/// out.
 pub(crate) async fn entries(
     root: &crate::agent::Root,
     path: &[u8],
@@ -168,7 +169,7 @@ pub(crate) async fn entries(
     Ok((entries, whole))
 }
 
-/// How long this has been up.
+/// Whole seconds since the runtime started.
 pub(crate) fn uptime_seconds(since: Instant) -> u64 {
     since.elapsed().as_secs()
 }

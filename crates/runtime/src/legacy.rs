@@ -1,11 +1,11 @@
-//! The legacy runtime API (port 8888): execute, upload, download, list, exists.
+//! HTTP handlers of the legacy runtime API (port 8888): execute, upload, download, list, exists.
 
 mod shlex;
 
 use crate::agent::Failure;
 use crate::config::EXEC_TIMEOUT_MAX;
 use crate::http::{self, Body, Upload, UploadError, json};
-use crate::multipart::{Multipart, MultipartError};
+use crate::multipart::{Multipart, MultipartError, boundary};
 use crate::path::{beneath_root, decode};
 use crate::run::{add_line, run};
 use crate::shared::Shared;
@@ -18,13 +18,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::time::Duration;
 
-/// Largest request to execute something: more than the kernel takes as arguments.
+/// Largest body of `/execute`: more than the kernel allows for the arguments of a process.
 const EXECUTE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
-/// Exit code of a command that took too long, as `timeout` has it.
+/// Exit code of a command that timed out, as of `timeout(1)`.
 const TIMED_OUT: i32 = 124;
 
-/// Exit code of a command that did not start, as this API has it.
+/// Exit code of a command that could not be started, as the API defines it.
 const NOT_STARTED: i32 = 1;
 
 #[derive(Deserialize)]
@@ -49,15 +49,15 @@ struct Entry {
     mod_time: f64,
 }
 
-/// Why a request is refused.
+/// An error response.
 enum Refused {
-    /// By the guest.
+    /// The guest refused the call; sent as `{"message": …}`.
     Failure(Failure),
-    /// For what it is.
+    /// The request is not valid; sent as `{"detail": …}`.
     Status(StatusCode, String),
 }
 
-/// Answers one request.
+/// Routes and serves one request.
 pub(crate) async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let route = path.trim_start_matches('/');
@@ -91,7 +91,7 @@ fn health(shared: &Shared) -> Response<Body> {
 }
 
 async fn execute(shared: &Shared, request: Request<Incoming>) -> Result<Response<Body>, Refused> {
-    // As before; and a page of a browser cannot send this without being asked whether it may.
+    // As the original server. Also, a web page cannot send this type cross-origin without a CORS preflight.
     let kind = request.headers().get(CONTENT_TYPE);
     if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
         let detail = "send JSON, with content-type: application/json";
@@ -110,7 +110,7 @@ async fn execute(shared: &Shared, request: Request<Incoming>) -> Result<Response
     };
     match execute_line(shared, &asked.command, limit).await {
         Ok(executed) => Ok(json(StatusCode::OK, &executed)),
-        // Not the command's fault.
+        // Not an error of the command: the client may retry.
         Err(failure) if failure.is_stopping() || failure.code == ErrorCode::Exhausted => {
             let message = json!({"message": failure.message});
             Ok(json(StatusCode::SERVICE_UNAVAILABLE, &message))
@@ -133,7 +133,7 @@ async fn execute_line(
 ) -> Result<Executed, Failure> {
     let words = shlex::split(line).map_err(|e| Failure::new(ErrorCode::Invalid, e.to_string()))?;
     let mut exec = shared.exec(words, shared.legacy_root.dir());
-    // The guest counts in milliseconds, and 0 is no limit.
+    // The guest takes milliseconds, and 0 is no limit.
     exec.timeout_ms = limit.map_or(0, |limit| {
         u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).max(1)
     });
@@ -164,16 +164,16 @@ async fn execute_line(
 async fn upload(shared: &Shared, request: Request<Incoming>) -> Result<Response<Body>, Refused> {
     let kind = request.headers().get(CONTENT_TYPE);
     let boundary = kind
-        .and_then(|kind| Multipart::boundary(kind.to_str().ok()?))
+        .and_then(|kind| boundary(kind.to_str().ok()?))
         .ok_or_else(|| {
             unprocessable("send the file as multipart/form-data, in a field named file".to_owned())
         })?;
     let config = &shared.config;
     let body = Upload::new(request, config.max_upload_bytes, config.http_idle_timeout);
     let mut form = Multipart::new(body, &boundary);
-    let place = place(&mut form).await;
+    let destination = destination(&mut form).await;
     let mut source = Source::Form(form);
-    let stored = match place {
+    let stored = match destination {
         Ok((name, path)) => store(&shared.legacy_root, &path, 0, &mut source)
             .await
             .map(|()| name)
@@ -185,8 +185,8 @@ async fn upload(shared: &Shared, request: Request<Incoming>) -> Result<Response<
     Ok(json(StatusCode::OK, &json!({"message": message})))
 }
 
-/// The name that a form gives its file, and where that is.
-async fn place(form: &mut Multipart) -> Result<(String, Vec<u8>), Refused> {
+/// File name of the part `file`, and its path beneath the root.
+async fn destination(form: &mut Multipart) -> Result<(String, Vec<u8>), Refused> {
     let part = form.find("file").await?;
     let name = part
         .and_then(|part| part.filename)
@@ -245,7 +245,7 @@ async fn exists(shared: &Shared, rest: &str) -> Result<Response<Body>, Refused> 
     ))
 }
 
-/// Whether there is nothing of the kind that was asked for.
+/// Whether there is no file, or no directory, at the path.
 fn is_missing(failure: &Failure) -> bool {
     matches!(
         failure.code,

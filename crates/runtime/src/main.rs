@@ -1,11 +1,11 @@
-//! The program in an image: reads its flags, serves, and says why when it cannot.
+//! The `k8e-runtime` binary: parses flags, serves, and prints errors.
 
 use k8e_runtime::{Config, Task};
 use std::error::Error;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-/// As Go's `flag` has it.
+/// Exit code for an invalid command line, as of Go's `flag` package.
 const BAD_USAGE: u8 = 2;
 
 fn main() -> ExitCode {

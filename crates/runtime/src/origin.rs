@@ -1,10 +1,10 @@
-//! Browsers. One that runs in the sandbox, or on the machine of a person with a tunnel to it, sends what any
-//! page it shows asks it to send, and these doors have no password for it to lack.
+//! Cross-origin check (CSRF protection): a browser in the sandbox, or behind a tunnel to it, sends requests on behalf
+//! of any web page that it shows, and without a token the APIs cannot tell them from those of a client.
 
 use hyper::header::{HOST, ORIGIN};
 use hyper::{HeaderMap, Method, Request};
 
-/// Whether this is a request that changes something, from a page that is not of these doors.
+/// Whether this is a cross-origin request that is not a read (GET or HEAD).
 pub(crate) fn is_foreign<B>(request: &Request<B>) -> bool {
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     !reads && is_cross_origin(request.headers())
@@ -15,7 +15,7 @@ fn is_cross_origin(headers: &HeaderMap) -> bool {
     match text("sec-fetch-site") {
         Some(b"same-origin" | b"none") => return false,
         Some(_) => return true,
-        // Not a browser, or an old one, or a page without TLS.
+        // Not a browser, or an old one, or a page without TLS: see Origin.
         None => {}
     }
     let Some(origin) = text(ORIGIN.as_str()) else {
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_others_change_nothing() {
+    fn cross_origin_writes_are_refused() {
         let post = |headers| foreign(Method::POST, headers);
         assert!(!post(&[]));
         assert!(!post(&[("origin", "http://a:1"), ("host", "a:1")]));
@@ -48,7 +48,7 @@ mod tests {
         assert!(post(&[("origin", "null"), ("host", "a:1")]));
         assert!(post(&[("sec-fetch-site", "cross-site")]));
         assert!(post(&[("sec-fetch-site", "same-site")]));
-        // Behind a router the host is another than the page's.
+        // Behind a router, the Host header differs from the origin of the page.
         assert!(!post(&[
             ("sec-fetch-site", "same-origin"),
             ("origin", "https://b"),

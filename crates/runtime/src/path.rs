@@ -1,12 +1,12 @@
-//! Paths as clients write them: percent-encoded in URLs, relative to a root whatever they begin with.
+//! Path parsing: percent-decoding, and normalization to a path relative to a root.
 //!
-//! This is about spelling only. What keeps a path beneath its root is the guest, which opens one
-//! component after the other and follows no link out.
+//! This is lexical only. The guest keeps a path beneath its root: it opens one component after the other and follows no
+//! link out.
 
 use crate::agent::Failure;
 use k8e_wire::proto::ErrorCode;
 
-/// Decodes `%2F` and its like. What is no escape stays as it is.
+/// Percent-decodes. Invalid escapes are left as they are.
 pub(crate) fn decode(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
@@ -27,7 +27,7 @@ pub(crate) fn decode(text: &str) -> Vec<u8> {
     decoded
 }
 
-/// The path without `.`, `..` and empty parts, relative to the root; empty for the root itself.
+/// Normalizes a path: no `.`, `..` or empty components, relative to the root; empty for the root itself.
 pub(crate) fn beneath_root(path: &[u8]) -> Result<Vec<u8>, Failure> {
     let mut parts: Vec<&[u8]> = Vec::new();
     for part in path.split(|byte| *byte == b'/') {
@@ -46,7 +46,7 @@ pub(crate) fn beneath_root(path: &[u8]) -> Result<Vec<u8>, Failure> {
     Ok(parts.join(&b'/'))
 }
 
-/// The value of a parameter of a query.
+/// The value of a query parameter.
 pub(crate) fn parameter(query: Option<&str>, name: &str) -> Option<String> {
     query?.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_relative_and_never_above() {
+    fn paths_above_the_root_are_refused() {
         let good = |path: &str| String::from_utf8(beneath_root(path.as_bytes()).unwrap()).unwrap();
         assert_eq!(good("/a//b/./c/"), "a/b/c");
         assert_eq!(good("a/../b"), "b");

@@ -1,10 +1,10 @@
-//! sandboxd's process API: gRPC `process.v1.ProcessService` (port 9090).
+//! gRPC service `process.v1.ProcessService` of sandboxd (port 9090): start, execute, stdin, signals, terminals.
 
 mod pipe;
 mod terminal;
 
 use crate::agent::Failure;
-use crate::registry::{Feed, Stdin};
+use crate::registry::{Stdin, StdinWrite};
 use crate::run::{add_line, run};
 use crate::shared::{Shared, working_dir};
 use bytes::Bytes;
@@ -30,21 +30,21 @@ pub(crate) mod proto {
     include!("gen/process.v1.rs");
 }
 
-/// For reflection.
+/// Encoded file descriptor set, for server reflection.
 pub(crate) const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("gen/process.v1.bin");
 
-/// Output that an answer of `Execute` holds: what a gRPC client takes unless told otherwise is 4 MiB,
-/// with room for the rest of the message and a notice.
+/// Output in one `Execute` response: the default message limit of gRPC clients, 4 MiB, less room for the other fields
+/// and the notice about cut output.
 const EXECUTE_BYTES_MAX: usize = 4 * 1024 * 1024 - 64 * 1024;
 
-/// Ctrl-D, which is the end of input on a terminal.
+/// EOT (Ctrl-D): end of input on a terminal.
 const END_OF_INPUT: &[u8] = b"\x04";
 
-/// The service.
+/// The service implementation.
 #[derive(Clone)]
 pub(crate) struct Processes(Arc<Shared>);
 
-/// What a stream of events sends.
+/// Response stream of `Start`.
 type Events = BoxStream<'static, Result<StartResponse, Status>>;
 
 // === impl Processes ===
@@ -54,7 +54,7 @@ impl Processes {
         Self(shared)
     }
 
-    /// The command that is asked for.
+    /// Builds the guest call for a process configuration.
     async fn exec(&self, config: Option<ProcessConfig>) -> Result<Exec, Failure> {
         let config = config.unwrap_or_default();
         if config.command.first().is_none_or(String::is_empty) {
@@ -122,7 +122,7 @@ impl ProcessService for Processes {
                 let message = format!("process {process_id} has no input");
                 return Err(Status::failed_precondition(message));
             }
-            (_, None) => return Err(Status::invalid_argument("say input or eof")),
+            (_, None) => return Err(Status::invalid_argument("set input or eof")),
             (Some(Stdin::Terminal(id)), Some(Payload::Input(data))) => {
                 terminal::write(&self.0, process_id, id, data).await?;
             }
@@ -130,17 +130,17 @@ impl ProcessService for Processes {
                 let end = Bytes::from_static(END_OF_INPUT);
                 terminal::write(&self.0, process_id, id, end).await?;
             }
-            (Some(Stdin::Pipe { feed, ended }), Some(Payload::Input(data))) => {
+            (Some(Stdin::Pipe { writes, ended }), Some(Payload::Input(data))) => {
                 if ended.load(Ordering::Relaxed) {
                     let message = format!("the input of process {process_id} was ended");
                     return Err(Status::failed_precondition(message));
                 }
-                give(feed, Input::Data(data)).await?;
+                write_pipe(writes, Input::Data(data)).await?;
             }
-            (Some(Stdin::Pipe { feed, ended }), Some(Payload::Eof(()))) => {
-                // Only once it was given: a caller who lets go before that may say it again.
+            (Some(Stdin::Pipe { writes, ended }), Some(Payload::Eof(()))) => {
+                // Only after it was delivered: a call that is cancelled before that may be repeated.
                 if !ended.load(Ordering::Relaxed) {
-                    give(feed, Input::End(End {})).await?;
+                    write_pipe(writes, Input::End(End {})).await?;
                     ended.store(true, Ordering::Relaxed);
                 }
             }
@@ -159,7 +159,7 @@ impl ProcessService for Processes {
             Signal::Sigkill => rustix::process::Signal::KILL,
             Signal::Sigterm => rustix::process::Signal::TERM,
             Signal::Unspecified => {
-                let message = "say SIGNAL_SIGINT, SIGNAL_SIGTERM or SIGNAL_SIGKILL";
+                let message = "set signal to SIGNAL_SIGINT, SIGNAL_SIGTERM or SIGNAL_SIGKILL";
                 return Err(Status::invalid_argument(message));
             }
         };
@@ -182,15 +182,15 @@ impl ProcessService for Processes {
     }
 }
 
-/// Gives a command something to read, and waits until it was taken off our hands.
-async fn give(feed: &mpsc::Sender<Feed>, input: Input) -> Result<(), Status> {
+/// Writes to the stdin of a command. Returns when the guest has accepted it (backpressure).
+async fn write_pipe(stdin: &mpsc::Sender<StdinWrite>, input: Input) -> Result<(), Status> {
     let ended = || Status::not_found("the process has ended");
-    let (taken, told) = oneshot::channel();
-    feed.send((input, taken)).await.map_err(|_| ended())?;
-    told.await.map_err(|_| ended())
+    let (done, written) = oneshot::channel();
+    stdin.send((input, done)).await.map_err(|_| ended())?;
+    written.await.map_err(|_| ended())
 }
 
-/// Output in events of at most so many bytes.
+/// Splits output into events of at most `bytes_max` bytes.
 fn output(
     queue: &mut VecDeque<Event>,
     mut data: Bytes,

@@ -1,7 +1,6 @@
-//! The commands that run: how many, under which numbers, and how to reach them.
+//! Process table: the running commands, their ids, their limit, and how to signal them and write to their stdin.
 //!
-//! Clients know a command by a number of ours. A process id of the kernel's could be anybody's by the
-//! time it is used.
+//! Clients know a command by an id of ours, not by its PID: the kernel may have reused the PID by the time it is used.
 
 use crate::agent::Failure;
 use k8e_wire::proto::{ErrorCode, input::Input};
@@ -11,56 +10,56 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-/// All commands.
+/// The running commands, and the limit of their number.
 pub(crate) struct Registry {
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     max: usize,
     next: AtomicI32,
     running: Mutex<HashMap<i32, Arc<Process>>>,
     ended: Notify,
 }
 
-/// A command that runs, or is about to. Dropped, it is forgotten.
+/// Registration of a command that runs or is being started. Dropping it removes the command from the table.
 pub(crate) struct Running {
     registry: Arc<Registry>,
     pub(crate) process: Arc<Process>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// A command.
+/// One command: its id, and its PID and stdin once it has started.
 pub(crate) struct Process {
     pub(crate) id: i32,
     kernel: OnceLock<Kernel>,
     stdin: OnceLock<Stdin>,
 }
 
-/// What the kernel knows it by.
+/// Identity of a process: a PID may be reused, a PID with a start time is not.
 struct Kernel {
     pid: Pid,
-    /// When it was born, which tells it from a later one with that process id.
-    born: Option<u64>,
+    /// In clock ticks since boot.
+    start_time: Option<u64>,
 }
 
-/// How it gets its input.
+/// Stdin of a command.
 pub(crate) enum Stdin {
-    /// Through the task that has the guest's call.
+    /// A pipe, through the task that owns the guest call.
     Pipe {
-        feed: mpsc::Sender<Feed>,
+        writes: mpsc::Sender<StdinWrite>,
         ended: AtomicBool,
     },
-    /// Typed into the guest's terminal with this id.
+    /// The terminal of the guest with this id.
     Terminal(String),
 }
 
-/// Something for a command to read, and where to tell that it was taken.
-pub(crate) type Feed = (Input, oneshot::Sender<()>);
+/// Bytes for the stdin of a command, or its end, and a channel to confirm that the guest has them.
+pub(crate) type StdinWrite = (Input, oneshot::Sender<()>);
 
 // === impl Registry ===
 
 impl Registry {
     pub(crate) fn new(max: usize) -> Self {
         Self {
-            room: Arc::new(Semaphore::new(max)),
+            permits: Arc::new(Semaphore::new(max)),
             max,
             next: AtomicI32::new(1),
             running: Mutex::default(),
@@ -68,17 +67,17 @@ impl Registry {
         }
     }
 
-    /// A place for one more.
+    /// Registers a command. Fails when the limit is reached.
     pub(crate) fn admit(this: &Arc<Self>) -> Result<Running, Failure> {
-        let Ok(permit) = Arc::clone(&this.room).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&this.permits).try_acquire_owned() else {
             let max = this.max;
             let message = format!(
-                "{max} commands run, which is all that may at once: try again when one has ended"
+                "too many commands: {max} are running, which is the limit (-max-processes); try again when one has ended"
             );
             return Err(Failure::new(ErrorCode::Exhausted, message));
         };
         let mut running = this.map();
-        // After two billion commands the numbers begin again.
+        // After two billion commands the ids start again at 1.
         let id = loop {
             let id = this.next.fetch_add(1, Ordering::Relaxed) & i32::MAX;
             if id > 0 && !running.contains_key(&id) {
@@ -99,7 +98,7 @@ impl Registry {
         })
     }
 
-    /// The command with that number.
+    /// The command with this id.
     pub(crate) fn get(&self, id: i32) -> Result<Arc<Process>, Failure> {
         let found = self.map().get(&id).cloned();
         found.ok_or_else(|| {
@@ -108,14 +107,14 @@ impl Registry {
         })
     }
 
-    /// Sends a signal to all.
+    /// Sends a signal to every command.
     pub(crate) fn signal_all(&self, signal: Signal) {
         for process in self.map().values() {
             process.signal(signal);
         }
     }
 
-    /// Resolves when none is left.
+    /// Resolves when no command is running.
     pub(crate) async fn drained(&self) {
         loop {
             let ended = self.ended.notified();
@@ -141,12 +140,12 @@ impl Drop for Running {
 // === impl Process ===
 
 impl Process {
-    /// It started, as this process of the kernel's.
+    /// Records the PID of the started command.
     pub(crate) fn set_pid(&self, pid: i32) {
-        // Not 1: that is us, or all there is.
+        // Never PID 1: as a process group it would be everything.
         if let Some(pid) = Pid::from_raw(pid).filter(|pid| !pid.is_init()) {
-            let born = birth(pid);
-            let _ = self.kernel.set(Kernel { pid, born });
+            let start_time = start_time(pid);
+            let _ = self.kernel.set(Kernel { pid, start_time });
         }
     }
 
@@ -154,25 +153,25 @@ impl Process {
         let _ = self.stdin.set(stdin);
     }
 
-    /// None for a command without input.
+    /// `None` for a command without stdin.
     pub(crate) fn stdin(&self) -> Option<&Stdin> {
         self.stdin.get()
     }
 
-    /// Sends a signal to its group, if it is there.
+    /// Sends a signal to its process group, if the process still exists.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Some(kernel) = self.kernel.get()
-            && birth(kernel.pid) == kernel.born
+            && start_time(kernel.pid) == kernel.start_time
         {
             let _ = rustix::process::kill_process_group(kernel.pid, signal);
         }
     }
 }
 
-/// When a process was born, in ticks since boot; none when there is no such process.
-fn birth(pid: Pid) -> Option<u64> {
+/// Start time of a process, in clock ticks since boot (`/proc/<pid>/stat`); `None` if it does not exist.
+fn start_time(pid: Pid) -> Option<u64> {
     let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name in parentheses may contain anything; the 20th field after it is the birth.
+    // The command name in parentheses may contain anything; the start time is the 20th field after it.
     let after = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let fields = std::str::from_utf8(&stat[after..]).ok()?;
     fields.split_ascii_whitespace().nth(19)?.parse().ok()
@@ -183,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_given_back_and_numbers_are_not() {
+    fn permits_are_released_and_ids_are_not_reused() {
         let registry = Arc::new(Registry::new(2));
         let first = Registry::admit(&registry).unwrap();
         let _second = Registry::admit(&registry).unwrap();
@@ -197,9 +196,9 @@ mod tests {
     }
 
     #[test]
-    fn our_own_birth_is_known() {
+    fn the_start_time_of_this_process_is_stable() {
         let own = rustix::process::getpid();
-        assert!(birth(own).is_some_and(|born| born > 0));
-        assert_eq!(birth(own), birth(own));
+        assert!(start_time(own).is_some_and(|ticks| ticks > 0));
+        assert_eq!(start_time(own), start_time(own));
     }
 }

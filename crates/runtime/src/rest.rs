@@ -1,10 +1,10 @@
-//! sandboxd's HTTP API (port 8080): files beneath the root, health and metadata.
+//! HTTP handlers of sandboxd's API (port 8080): files beneath the root, health and metadata.
 
 mod range;
 
 use crate::agent::Failure;
 use crate::http::{self, Body, Upload, UploadError, json};
-use crate::multipart::{Multipart, MultipartError};
+use crate::multipart::{Multipart, MultipartError, boundary};
 use crate::path::{beneath_root, decode, parameter};
 use crate::shared::Shared;
 use crate::store::{Source, StoreError, store};
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 const FILES: &str = "/v1/files";
 
-/// Names of variables with one of these are not shown, whatever they begin with.
+/// Environment variables with one of these in their name are never shown.
 const SECRET_MARKERS: &[&str] = &["TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY"];
 
 #[derive(Serialize)]
@@ -39,15 +39,15 @@ struct Entry {
 struct Listing {
     path: String,
     entries: Vec<Entry>,
-    /// Only where there are more entries than one answer holds.
+    /// Set when the directory has more than [`http::ENTRIES_MAX`] entries.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     truncated: bool,
 }
 
-/// Why a request is refused: a status, a code and a message.
+/// An error response: HTTP status, error code of the API, and message.
 struct Refused(StatusCode, &'static str, String);
 
-/// Answers one request.
+/// Routes and serves one request.
 pub(crate) async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let rest = path
@@ -104,14 +104,14 @@ async fn get(shared: &Shared, rest: &str, headers: &HeaderMap) -> Result<Respons
         Err(failure) if failure.code == ErrorCode::IsDirectory => return list(shared, &path).await,
         read => read?,
     };
-    // What is only valid for another version of the file is not worth comparing: all of it is.
+    // If-Range is not evaluated: such a request gets the whole file, which is always valid.
     let wanted = headers
         .get(RANGE)
         .filter(|_| !headers.contains_key(IF_RANGE));
     let wanted = wanted.and_then(|value| value.to_str().ok());
     let range = wanted.map_or(Range::Whole, |wanted| Range::parse(wanted, info.size));
     let mut response = match range {
-        // A size of 0 may be a file without one, such as those of /proc.
+        // A size of 0 may be unknown, as of files in /proc.
         Range::Whole => http::content(reading, Some(info.size).filter(|size| *size > 0)),
         Range::Part { first, last } => {
             drop(reading);
@@ -182,26 +182,26 @@ async fn put(
     rest: &str,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Refused> {
-    let place = place(rest, request.uri().query());
+    let destination = destination(rest, request.uri().query());
     let kind = request.headers().get(CONTENT_TYPE);
-    let boundary = kind.and_then(|kind| Multipart::boundary(kind.to_str().ok()?));
+    let boundary = kind.and_then(|kind| boundary(kind.to_str().ok()?));
     let config = &shared.config;
     let body = Upload::new(request, config.max_upload_bytes, config.http_idle_timeout);
     let mut source = match boundary {
         Some(boundary) => Source::Form(Multipart::new(body, &boundary)),
         None => Source::Raw(body),
     };
-    let stored = put_at(shared, place, &mut source).await;
+    let stored = put_at(shared, destination, &mut source).await;
     source.discard().await;
     stored.map(|()| http::empty(StatusCode::NO_CONTENT))
 }
 
 async fn put_at(
     shared: &Shared,
-    place: Result<(Vec<u8>, u32), Refused>,
+    destination: Result<(Vec<u8>, u32), Refused>,
     source: &mut Source,
 ) -> Result<(), Refused> {
-    let (path, mode) = place?;
+    let (path, mode) = destination?;
     if let Source::Form(form) = source
         && form.find("file").await?.is_none()
     {
@@ -214,13 +214,13 @@ async fn put_at(
     }
 }
 
-/// Where a file is to be written, and with which permission bits.
-fn place(rest: &str, query: Option<&str>) -> Result<(Vec<u8>, u32), Refused> {
+/// Path and permission bits of the file to write.
+fn destination(rest: &str, query: Option<&str>) -> Result<(Vec<u8>, u32), Refused> {
     let path = beneath_root(&decode(rest))?;
     Ok((path, mode(parameter(query, "mode"))?))
 }
 
-/// A file where a directory should be is the request's fault here, not something that is missing.
+/// When writing, a file in place of a parent directory is 400, not 404.
 fn not_written(failure: Failure) -> Refused {
     if failure.code == ErrorCode::NotDirectory {
         invalid(failure.message)
@@ -251,7 +251,7 @@ async fn delete(
     Ok(http::empty(StatusCode::NO_CONTENT))
 }
 
-/// The root stays: it may be a volume.
+/// Removes all entries of the root, but not the root itself: it may be a mounted volume.
 async fn clear_root(shared: &Shared, recursive: bool) -> Result<(), Refused> {
     if !recursive {
         return Err(not_empty());
@@ -271,7 +271,8 @@ async fn clear_root(shared: &Shared, recursive: bool) -> Result<(), Refused> {
     }
 }
 
-/// Whether this is no directory with something in it. A link is none.
+/// Whether the path can be removed without `recursive`: anything but a directory with entries. A symbolic link is not
+/// a directory.
 async fn is_empty(shared: &Shared, path: &[u8]) -> Result<bool, Refused> {
     let info = shared.root.lstat(path).await?;
     if info.r#type() != FileType::Directory {
@@ -281,7 +282,7 @@ async fn is_empty(shared: &Shared, path: &[u8]) -> Result<bool, Refused> {
     Ok(entries.is_empty())
 }
 
-/// Permission bits as the query says them; 0644 when it does not.
+/// Permission bits from the query; the default is 0644.
 fn mode(parameter: Option<String>) -> Result<u32, Refused> {
     let Some(text) = parameter.filter(|text| !text.is_empty()) else {
         return Ok(0o644);
@@ -289,8 +290,10 @@ fn mode(parameter: Option<String>) -> Result<u32, Refused> {
     let digits = text.len() == 4 && text.starts_with('0');
     let mode = u32::from_str_radix(&text, 8).ok().filter(|_| digits);
     match mode {
-        // The guest takes 0 for "as it was".
-        Some(0) => Err(invalid("mode=0000: nobody could read that file".to_owned())),
+        // For the guest, 0 means to keep the mode.
+        Some(0) => Err(invalid(
+            "mode=0000: the file could not be read by anyone".to_owned(),
+        )),
         Some(mode) => Ok(mode),
         None => Err(invalid(format!(
             "mode={text}: use four octal digits, such as 0644"
@@ -298,7 +301,7 @@ fn mode(parameter: Option<String>) -> Result<u32, Refused> {
     }
 }
 
-/// When a file changed, and that parts of it can be had.
+/// Sets `Last-Modified` and `Accept-Ranges`.
 fn describe(response: &mut Response<Body>, info: &FileInfo) {
     insert(response, LAST_MODIFIED, &http_date(info.mtime_unix_ns));
     insert(response, ACCEPT_RANGES, "bytes");
@@ -352,7 +355,7 @@ impl From<Failure> for Refused {
             }
             ErrorCode::NotFound | ErrorCode::NotDirectory => (StatusCode::NOT_FOUND, "NOT_FOUND"),
             ErrorCode::Exists | ErrorCode::Precondition => (StatusCode::CONFLICT, "CONFLICT"),
-            // Not 500, after which clients try again.
+            // Not 500: clients would retry.
             ErrorCode::Exhausted => (StatusCode::INSUFFICIENT_STORAGE, "INTERNAL"),
             ErrorCode::Unspecified => (StatusCode::SERVICE_UNAVAILABLE, "UNAVAILABLE"),
             ErrorCode::NoProgram | ErrorCode::Io => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),

@@ -1,17 +1,17 @@
-//! Runs a command to its end and keeps what it said, within bounds.
+//! Runs a command to its end and collects its output, within limits.
 
 use crate::agent::{Failure, next};
 use crate::shared::Shared;
 use k8e_wire::proto::{ErrorCode, Exec, Exited, reply::Reply, request::Call};
 
-/// How a command ended, and what of its output is kept.
+/// How a command ended, and the output that was kept.
 pub(crate) struct Finished {
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: Vec<u8>,
     pub(crate) exited: Exited,
 }
 
-/// Runs a command. Dropping this kills it and all it started.
+/// Runs a command. Dropping this future kills the command and all its descendants.
 pub(crate) async fn run(shared: &Shared, exec: Exec) -> Result<Finished, Failure> {
     let running = shared.admit()?;
     let mut end = shared.agent.start(Call::Exec(exec)).await?;
@@ -19,7 +19,7 @@ pub(crate) async fn run(shared: &Shared, exec: Exec) -> Result<Finished, Failure
     loop {
         #[expect(
             clippy::wildcard_enum_match_arm,
-            reason = "any other reply is out of turn, also one that does not exist yet"
+            reason = "any other reply is a protocol error, also a kind that is added later"
         )]
         match next(&mut end.replies).await? {
             Reply::Started(started) => running.process.set_pid(started.pid),
@@ -33,7 +33,7 @@ pub(crate) async fn run(shared: &Shared, exec: Exec) -> Result<Finished, Failure
                 });
             }
             _ => {
-                let message = "the agent answered a command with something else";
+                let message = "the guest agent sent an unexpected reply to a command";
                 return Err(Failure::new(ErrorCode::Io, message));
             }
         }
@@ -43,15 +43,14 @@ pub(crate) async fn run(shared: &Shared, exec: Exec) -> Result<Finished, Failure
 // === impl Finished ===
 
 impl Finished {
-    /// Cuts both streams so that they fit into so many bytes together: first what standard error has
-    /// beyond a quarter, then standard output.
+    /// Truncates both streams to `bytes_max` in total: first stderr beyond a quarter of it, then stdout.
     pub(crate) fn fit(&mut self, bytes_max: usize) {
         let stderr_max = (bytes_max / 4).max(bytes_max.saturating_sub(self.stdout.len()));
         self.stderr.truncate(stderr_max);
         self.stdout.truncate(bytes_max - self.stderr.len());
     }
 
-    /// What to tell about output that is not here; none when all is.
+    /// A notice about truncated output; `None` if it is complete.
     pub(crate) fn cut_notice(&self) -> Option<String> {
         let cut = |name: &str, kept: &[u8], written: u64| {
             let kept = kept.len();
@@ -68,7 +67,7 @@ impl Finished {
     }
 }
 
-/// Adds a line to what a command said.
+/// Appends a line to the output of a command.
 pub(crate) fn add_line(text: &mut Vec<u8>, line: &str) {
     if !matches!(text.last(), None | Some(b'\n')) {
         text.push(b'\n');
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn output_is_cut_to_fit_and_that_is_told() {
+    fn output_is_truncated_to_fit_with_a_notice() {
         for (stdout, stderr, kept) in [
             (100, 0, (100, 0)),
             (50, 50, (50, 50)),

@@ -1,9 +1,10 @@
-//! The doors: who may connect, how many, and for how long they may be silent.
+//! HTTP and gRPC servers: bounded accept loops, connection limits, idle timeouts, and the checks before a request is
+//! routed (bearer token, Host header, origin, gRPC deadline).
 
 use crate::http::{Body, json};
 use crate::process::{FILE_DESCRIPTOR_SET, Processes, proto};
 use crate::shared::{Phase, Shared};
-use crate::{deadline, legacy, origin, rest};
+use crate::{legacy, origin, rest};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::header::AUTHORIZATION;
@@ -11,86 +12,90 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use k8e_net::accept::{ConnectionLimit, ConnectionPermit};
+use k8e_net::grpc_timeout;
 use proto::process_service_server::ProcessServiceServer;
 use serde_json::json;
 use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::Status;
 use tonic::service::Routes;
 use tower::ServiceExt as _;
 
-/// Connections of one door at once. More wait in the kernel's queue.
+/// Open connections of one API. Further ones wait in the kernel's accept queue.
 const CONNECTIONS_MAX: usize = 256;
 
-/// How many of those may come from inside the pod, so that what runs there cannot keep others out. A
-/// tunnel of `kubectl port-forward` comes from inside too.
+/// Of these, connections from inside the pod: a command there cannot use up all of them. A tunnel of
+/// `kubectl port-forward` counts as inside, too.
 const INSIDE_MAX: usize = 192;
 
-/// A request line and headers: a path of the longest kind with every byte escaped, and room.
+/// Size of a request line with all headers: the longest path (4 KiB) with every byte percent-encoded, and as much
+/// again.
 const HEADER_BYTES_MAX: usize = 32 * 1024;
 
-/// Headers of one request.
+/// Number of headers of one request.
 const HEADERS_MAX: usize = 64;
 
-/// What is held of a connection that is read or written slowly.
+/// Buffer of a connection whose peer sends or reads slowly.
 const BUFFER_BYTES_MAX: usize = 256 * 1024;
 
-/// Calls at once on one gRPC connection.
+/// Concurrent streams (calls) on one gRPC connection.
 const STREAMS_MAX: u32 = 128;
 
-/// How often a silent gRPC connection is asked whether it is there, and how long it may take to say so.
+/// HTTP/2 keep-alive of a gRPC connection: interval of pings, and timeout of their answer.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long a peer may take nothing of what is sent to it.
+/// `TCP_USER_TIMEOUT`: how long a peer may leave sent bytes unacknowledged, or its window closed.
 const STALL_MAX: Duration = Duration::from_secs(300);
 
-/// How long a gRPC client may take to read the last words when the end has come.
+/// How long a gRPC connection may take to close after GOAWAY.
 const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Pause after a failed accept: out of descriptors or memory, which passes.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+const TOKEN_REQUIRED: &str =
+    "a token is required: send the header authorization: Bearer <the token of this sandbox>";
 
-const TOKEN_WANTED: &str = "show the sandbox's token (authorization: Bearer and the token)";
+const HOST_NOT_ALLOWED: &str = "the Host header names another host: use the address or the service name of this sandbox, or allow the name with -allowed-hosts (SANDBOXD_ALLOWED_HOSTS)";
 
-const HOST_WANTED: &str = "the Host header has no name of this sandbox: use its address, its service's name, or allow the name with -allowed-hosts (SANDBOXD_ALLOWED_HOSTS)";
-
-/// Room for connections of one door.
-struct Room {
-    all: Arc<Semaphore>,
-    inside: Arc<Semaphore>,
+/// Connection limits of one API.
+struct Limits {
+    all: ConnectionLimit,
+    /// For peers inside the pod.
+    inside: ConnectionLimit,
 }
 
-/// What a connection holds while it lasts.
-type Permits = [Option<OwnedSemaphorePermit>; 2];
+/// Permits of one connection, released when it ends: one of all, and one of `inside` where it comes from there.
+type Permits = (ConnectionPermit, Option<ConnectionPermit>);
 
-/// A call that is under way on a gRPC connection.
-struct Counted(Arc<watch::Sender<usize>>);
+/// Counts a call on a gRPC connection until it is dropped.
+struct ActiveCall(Arc<watch::Sender<usize>>);
 
-/// What is behind a door.
+/// Which API a listener serves.
 #[derive(Clone)]
-pub(crate) enum Door {
+pub(crate) enum Api {
     Legacy,
     Rest,
     Grpc(Routes),
 }
 
-// === impl Door ===
+// === impl Api ===
 
-impl Door {
-    /// The door for gRPC, with reflection.
+impl Api {
+    /// The gRPC API, with server reflection.
     pub(crate) fn grpc(shared: &Arc<Shared>) -> Result<Self, tonic_reflection::server::Error> {
         let reflection = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         };
         let processes = ProcessServiceServer::new(Processes::new(Arc::clone(shared)));
-        // Both versions: of the tools that ask, half know only the older.
+        // Both versions of the reflection service: many tools know only v1alpha.
         let routes = Routes::new(processes)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
@@ -98,11 +103,11 @@ impl Door {
     }
 }
 
-/// Serves one door until the end has come, and its connections until they have ended.
-pub(crate) async fn serve(door: Door, listener: TcpListener, shared: Arc<Shared>) {
-    let room = Room {
-        all: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
-        inside: Arc::new(Semaphore::new(INSIDE_MAX)),
+/// Accept loop of one API. Ends in [`Phase::Closing`], after its connections have ended.
+pub(crate) async fn serve(api: Api, listener: TcpListener, shared: Arc<Shared>) {
+    let limits = Limits {
+        all: ConnectionLimit::new(CONNECTIONS_MAX),
+        inside: ConnectionLimit::new(INSIDE_MAX),
     };
     let mut phase = shared.phase.subscribe();
     let mut connections = JoinSet::new();
@@ -111,10 +116,10 @@ pub(crate) async fn serve(door: Door, listener: TcpListener, shared: Arc<Shared>
             biased;
             _ = phase.wait_for(|phase| *phase == Phase::Closing) => break,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            (stream, permits) = room.accept(&listener) => {
-                let (door, shared) = (door.clone(), Arc::clone(&shared));
+            (stream, permits) = limits.accept(&listener) => {
+                let (api, shared) = (api.clone(), Arc::clone(&shared));
                 connections.spawn(async move {
-                    connection(door, stream, shared).await;
+                    connection(api, stream, shared).await;
                     drop(permits);
                 });
             }
@@ -124,53 +129,48 @@ pub(crate) async fn serve(door: Door, listener: TcpListener, shared: Arc<Shared>
     while connections.join_next().await.is_some() {}
 }
 
-// === impl Room ===
+// === impl Limits ===
 
-impl Room {
-    /// The next connection that there is room for. One too many from inside is closed.
+impl Limits {
+    /// Accepts the next connection within the limit. One from inside the pod beyond [`INSIDE_MAX`] is closed at once.
     async fn accept(&self, listener: &TcpListener) -> (TcpStream, Permits) {
-        // Never closed.
-        let all = Arc::clone(&self.all).acquire_owned().await.ok();
         loop {
-            let Ok((stream, peer)) = listener.accept().await else {
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            };
-            // On a socket for both families, IPv4 addresses come in the clothes of IPv6.
-            let peer = peer.ip().to_canonical();
-            let own = stream.local_addr().map(|own| own.ip().to_canonical());
-            if !peer.is_loopback() && own.is_ok_and(|own| own != peer) {
-                return (stream, [all, None]);
+            let (stream, all) = self.all.accept(listener).await;
+            // On a dual-stack socket, IPv4 peers have IPv4-mapped IPv6 addresses.
+            let address = |address: io::Result<SocketAddr>| Some(address.ok()?.ip().to_canonical());
+            let (peer, own) = (address(stream.peer_addr()), address(stream.local_addr()));
+            // One whose address is not known, as it is closed already, counts as one from inside.
+            if peer.is_some_and(|peer| !peer.is_loopback() && own.is_some_and(|own| own != peer)) {
+                return (stream, (all, None));
             }
-            if let Ok(inside) = Arc::clone(&self.inside).try_acquire_owned() {
-                return (stream, [all, Some(inside)]);
+            if let Some(inside) = self.inside.try_acquire() {
+                return (stream, (all, Some(inside)));
             }
         }
     }
 }
 
-async fn connection(door: Door, stream: TcpStream, shared: Arc<Shared>) {
+async fn connection(api: Api, stream: TcpStream, shared: Arc<Shared>) {
     let stall_ms = u32::try_from(STALL_MAX.as_millis()).unwrap_or(u32::MAX);
-    // It works without.
+    // Best effort: without these the connection works, too.
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, stall_ms);
-    let _ = stream.set_nodelay(true);
     let mut phase = shared.phase.subscribe();
-    match door {
-        Door::Grpc(routes) => grpc_connection(routes, stream, shared, &mut phase).await,
-        Door::Legacy | Door::Rest => http_connection(door, stream, shared, &mut phase).await,
+    match api {
+        Api::Grpc(routes) => grpc_connection(routes, stream, shared, &mut phase).await,
+        Api::Legacy | Api::Rest => http_connection(api, stream, shared, &mut phase).await,
     }
 }
 
 async fn http_connection(
-    door: Door,
+    api: Api,
     stream: TcpStream,
     shared: Arc<Shared>,
     phase: &mut watch::Receiver<Phase>,
 ) {
     let idle = shared.config.http_idle_timeout;
     let answer = service_fn(move |request| {
-        let (door, shared) = (door.clone(), Arc::clone(&shared));
-        async move { Ok::<_, Infallible>(answer(&door, &shared, request).await) }
+        let (api, shared) = (api.clone(), Arc::clone(&shared));
+        async move { Ok::<_, Infallible>(answer(&api, &shared, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -188,8 +188,8 @@ async fn http_connection(
     let _ = connection.await;
 }
 
-async fn answer(door: &Door, shared: &Shared, request: Request<Incoming>) -> Response<Body> {
-    let is_legacy = matches!(door, Door::Legacy);
+async fn answer(api: &Api, shared: &Shared, request: Request<Incoming>) -> Response<Body> {
+    let is_legacy = matches!(api, Api::Legacy);
     let refused = |status, code: &str, message: &str| {
         if is_legacy {
             json(status, &json!({"detail": message}))
@@ -200,15 +200,15 @@ async fn answer(door: &Door, shared: &Shared, request: Request<Incoming>) -> Res
     let is_probe = request.uri().path() == if is_legacy { "/" } else { "/v1/health" };
     if !is_probe && !is_allowed(shared, request.headers()) {
         let status = StatusCode::UNAUTHORIZED;
-        return refused(status, "UNAUTHENTICATED", TOKEN_WANTED);
+        return refused(status, "UNAUTHENTICATED", TOKEN_REQUIRED);
     }
-    // A page has no token to show.
+    // With a token there is no DNS rebinding: a web page does not have it.
     let checks_host = shared.config.token.is_none() && !is_probe;
     if checks_host && !shared.config.allowed_hosts.serve(request.headers()) {
-        return refused(StatusCode::FORBIDDEN, "PERMISSION_DENIED", HOST_WANTED);
+        return refused(StatusCode::FORBIDDEN, "PERMISSION_DENIED", HOST_NOT_ALLOWED);
     }
     if origin::is_foreign(&request) {
-        let message = "a page of another origin may not change anything here";
+        let message = "cross-origin request: a web page of another origin may only read";
         return refused(StatusCode::FORBIDDEN, "PERMISSION_DENIED", message);
     }
     if is_legacy {
@@ -229,13 +229,13 @@ async fn grpc_connection(
     let calls = Arc::new(calls);
     let answer = service_fn(move |request| {
         let (routes, shared) = (routes.clone(), Arc::clone(&shared));
-        let counted = Counted::new(&calls);
+        let active = ActiveCall::new(&calls);
         async move {
             let answer = grpc_answer(routes, &shared, request).await;
-            // A call lasts as long as its answer.
+            // A call is active until the body of its response ends.
             let answer = answer.map(|body| {
                 let body = body.map_frame(move |frame| {
-                    let _ = &counted;
+                    let _ = &active;
                     frame
                 });
                 tonic::body::Body::new(body)
@@ -258,17 +258,17 @@ async fn grpc_connection(
         () = unused_for(idle, &mut under_way) => {}
     }
     connection.as_mut().graceful_shutdown();
-    // If nobody called: a call that came just now is answered.
+    // A call that came in just before GOAWAY is still served.
     tokio::select! {
         _ = connection.as_mut() => return,
         _ = phase.wait_for(|phase| *phase == Phase::Closing) => {}
         () = unused_for(GOODBYE_WITHIN, &mut under_way) => return,
     }
-    // No command runs any more; a client that is not listening keeps nobody waiting.
+    // No command runs any more; a client that does not read must not delay the shutdown.
     let _ = tokio::time::timeout(GOODBYE_WITHIN, connection).await;
 }
 
-/// Resolves when no call was under way for so long. Pings are no calls.
+/// Resolves when there was no call for `time`. Pings do not count.
 async fn unused_for(time: Duration, under_way: &mut watch::Receiver<usize>) {
     loop {
         let changed = if *under_way.borrow_and_update() == 0 {
@@ -276,23 +276,23 @@ async fn unused_for(time: Duration, under_way: &mut watch::Receiver<usize>) {
         } else {
             Ok(under_way.changed().await)
         };
-        // Too long, or nobody is left who could call.
+        // The timeout ran out, or the connection is gone.
         if !matches!(changed, Ok(Ok(()))) {
             return;
         }
     }
 }
 
-// === impl Counted ===
+// === impl ActiveCall ===
 
-impl Counted {
+impl ActiveCall {
     fn new(calls: &Arc<watch::Sender<usize>>) -> Self {
         calls.send_modify(|count| *count += 1);
         Self(Arc::clone(calls))
     }
 }
 
-impl Drop for Counted {
+impl Drop for ActiveCall {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
     }
@@ -304,17 +304,17 @@ async fn grpc_answer(
     request: Request<Incoming>,
 ) -> Response<tonic::body::Body> {
     if !is_allowed(shared, request.headers()) {
-        return Status::unauthenticated(TOKEN_WANTED).into_http();
+        return Status::unauthenticated(TOKEN_REQUIRED).into_http();
     }
-    let within = deadline::of(request.headers());
+    let within = grpc_timeout::of(request.headers());
     let answered = routes.oneshot(request.map(tonic::body::Body::new));
-    let Ok(answered) = deadline::within(within, answered).await else {
+    let Ok(answered) = grpc_timeout::within(within, answered).await else {
         return Status::deadline_exceeded("the deadline of the call has passed").into_http();
     };
     answered.unwrap_or_else(|never| match never {})
 }
 
-/// Whether a request shows the token, if there is one to show.
+/// Checks the bearer token, where one is configured.
 fn is_allowed(shared: &Shared, headers: &HeaderMap) -> bool {
     let Some(token) = &shared.config.token else {
         return true;

@@ -1,4 +1,4 @@
-//! What all doors share: the guest, the commands that run, and whether the end has come.
+//! State shared by all APIs: configuration, the guest agent, the process table, and the phase of the shutdown.
 
 use crate::agent::{Agent, Failure, Root};
 use crate::config::Config;
@@ -11,37 +11,37 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Where this process is in its life.
+/// Phase of the server, up to its shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
-    /// All calls are answered.
+    /// Requests are served.
     Serving,
-    /// No command starts any more, those that run are asked to end, and probes are told.
+    /// No command is started any more, running ones get SIGTERM, and probes get 503.
     Stopping,
-    /// Connections end with the request they have.
+    /// Connections are closed after their current request.
     Closing,
 }
 
-/// The state behind the doors.
+/// State shared by all APIs.
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) agent: Agent,
-    /// Files of sandboxd's API.
+    /// Root directory of sandboxd's APIs.
     pub(crate) root: Root,
-    /// Files of the legacy API.
+    /// Root directory of the legacy API.
     pub(crate) legacy_root: Root,
     pub(crate) registry: Arc<Registry>,
     pub(crate) phase: watch::Sender<Phase>,
     pub(crate) started: Instant,
     env: Vec<EnvVar>,
-    /// Whom commands run as: whoever this process is.
+    /// UID of commands: that of this process.
     user: String,
 }
 
 // === impl Shared ===
 
 impl Shared {
-    /// Both roots exist, and are no symbolic links.
+    /// Both roots must exist and have no symbolic links in their paths.
     pub(crate) fn new(config: Config, agent: Agent, root: &Path, legacy_root: &Path) -> Self {
         let dir = |path: &Path| Bytes::copy_from_slice(path.as_os_str().as_bytes());
         let env = config.env.iter().map(|(name, value)| EnvVar {
@@ -61,7 +61,7 @@ impl Shared {
         }
     }
 
-    /// A place for one more command.
+    /// Registers a command. Fails when the limit is reached or the runtime is shutting down.
     pub(crate) fn admit(&self) -> Result<Running, Failure> {
         if self.is_stopping() {
             return Err(Failure::stopping());
@@ -73,7 +73,7 @@ impl Shared {
         *self.phase.borrow() > Phase::Serving
     }
 
-    /// A command, with our environment.
+    /// Builds a guest call that runs a command with the environment and the user of this process.
     pub(crate) fn exec(&self, args: impl IntoIterator<Item = String>, cwd: &Bytes) -> Exec {
         let args = args.into_iter().map(Bytes::from).collect();
         Exec {
@@ -86,7 +86,7 @@ impl Shared {
     }
 }
 
-/// The directory beneath a root in which a command is to run.
+/// Resolves the working directory of a command beneath a root.
 pub(crate) async fn working_dir(root: &Root, path: &str) -> Result<Bytes, Failure> {
     let found = root
         .stat(&crate::path::beneath_root(path.as_bytes())?)

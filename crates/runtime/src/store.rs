@@ -1,25 +1,25 @@
-//! Writes a file from what a client sends, raw or in a form.
+//! File upload: writes a file from a raw request body or from a form.
 
-use crate::agent::{Failure, Root, Writing};
+use crate::agent::{Failure, FileWriter, Root};
 use crate::http::{Upload, UploadError};
 use crate::multipart::{Multipart, MultipartError};
 use bytes::Bytes;
 
-/// Where the bytes come from.
+/// Source of the uploaded bytes.
 pub(crate) enum Source {
-    /// The body is the file.
+    /// The whole request body.
     Raw(Upload),
-    /// A part of the body is.
+    /// The current part of a form.
     Form(Multipart),
 }
 
 /// Why a file was not written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// The guest refused.
+    /// The guest could not write the file.
     #[error(transparent)]
     Failure(#[from] Failure),
-    /// The client did not send what it should.
+    /// The request body could not be read.
     #[error(transparent)]
     Source(#[from] MultipartError),
 }
@@ -34,7 +34,7 @@ impl Source {
         }
     }
 
-    /// Reads what is left, within bounds, so that a client that is still sending gets to read the answer.
+    /// Drains the rest of the body, within limits, so that a client that is still sending can read the response.
     pub(crate) async fn discard(&mut self) {
         match self {
             Self::Raw(body) => body.discard().await,
@@ -43,7 +43,7 @@ impl Source {
     }
 }
 
-/// Writes a file. When that fails, nothing of it is left by the time this returns.
+/// Writes a file atomically. When that fails, nothing of it is left when this returns.
 pub(crate) async fn store(
     root: &Root,
     path: &[u8],
@@ -60,7 +60,7 @@ pub(crate) async fn store(
     }
 }
 
-async fn copy(writing: &mut Writing, source: &mut Source) -> Result<(), StoreError> {
+async fn copy(writing: &mut FileWriter, source: &mut Source) -> Result<(), StoreError> {
     while let Some(data) = source.next().await? {
         writing.add(data).await?;
     }

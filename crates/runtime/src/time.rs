@@ -1,8 +1,8 @@
-//! Times of files as the APIs write them.
+//! Formats file times: RFC 3339 and HTTP dates.
 
 use std::time::{Duration, UNIX_EPOCH};
 
-/// `2026-11-16T09:00:00Z`, of nanoseconds since 1970.
+/// `2026-11-16T09:00:00Z`, from nanoseconds since the Unix epoch.
 pub(crate) fn rfc3339(unix_ns: i64) -> String {
     let seconds = unix_ns.div_euclid(1_000_000_000);
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
@@ -11,13 +11,13 @@ pub(crate) fn rfc3339(unix_ns: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// `Mon, 16 Nov 2026 09:00:00 GMT`; what is before 1970 is 1970.
+/// `Mon, 16 Nov 2026 09:00:00 GMT`; times before 1970 become 1970.
 pub(crate) fn http_date(unix_ns: i64) -> String {
     let since = Duration::from_nanos(u64::try_from(unix_ns).unwrap_or(0));
     httpdate::fmt_http_date(UNIX_EPOCH + since)
 }
 
-/// Year, month and day of a number of days since 1970, in the Gregorian calendar.
+/// Year, month and day (Gregorian calendar) of a number of days since the Unix epoch.
 fn civil(days: i64) -> (i64, i64, i64) {
     // Counted from the first of March of the year 0: a leap day is then the last of its year.
     let days = days + 719_468;
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_right_in_any_year() {
+    fn file_times_are_formatted_also_before_1970() {
         let at = |seconds: i64| rfc3339(seconds * 1_000_000_000);
         assert_eq!(at(0), "1970-01-01T00:00:00Z");
         assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");

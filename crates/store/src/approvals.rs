@@ -1,5 +1,4 @@
-//! Questions to people, and their answers. What expired is not written down: the time tells, and
-//! so does the phase of the session.
+//! Approval requests and decisions. Expiry is not stored: it follows from the time and the phase of the session.
 
 use crate::{Store, StoreError};
 use k8e_model::{
@@ -8,35 +7,35 @@ use k8e_model::{
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-/// Of one session, with those that are decided or expired: enough to look back on a day, and a
-/// session that asks in a loop must not fill the disk. A row is 6 KiB at most.
+/// Retention: approvals kept of one session, decided and expired ones included. Enough to look back on a day; a session
+/// that asks in a loop must not fill the disk. A row is 6 KiB at most.
 pub const APPROVALS_KEPT_MAX: usize = 128;
 
-/// Of one listing: more than a person reads.
+/// Rows of one listing: more than a person reads.
 const LIST_MAX: i64 = 1000;
 
 const COLUMNS: &str = "a.id, a.session, a.owner, a.action, a.asked_at, a.asked_by, a.asked_with, \
      a.expires_at, a.decision, a.decided_at, a.decided_by, a.decided_with, a.reason, s.phase";
 
-/// Not over: then there is somebody whom an answer helps.
+/// SQL condition: the session has not ended, so that a decision still matters.
 const SESSION_LIVES: &str = "s.phase NOT IN ('terminating', 'ended')";
 
-/// Which approvals to list; none is any.
+/// Filter for listing approvals; `None` is any.
 #[derive(Clone, Debug, Default)]
 pub struct ApprovalQuery {
     /// Of this owner.
     pub owner: Option<String>,
     /// Of this session.
     pub session: Option<SessionId>,
-    /// Also those that are decided or expired.
+    /// Include decided and expired ones.
     pub all: bool,
 }
 
 // === impl Store ===
 
 impl Store {
-    /// Writes a question down, unless its session has `pending_max` that nobody has answered.
-    /// The oldest that are over go when there are too many.
+    /// Inserts a request, unless its session has `pending_max` pending ones. The oldest decided or expired ones are removed
+    /// when there are too many.
     pub async fn insert_approval(
         &self,
         approval: &Approval,
@@ -92,8 +91,8 @@ impl Store {
         Ok(true)
     }
 
-    /// One approval, if it is that owner's, as it is at `now`. Another owner's is not even read: who asks must not
-    /// learn from the time it takes that there is one.
+    /// One approval, if it belongs to that owner, in its state at `now`. Another owner's is not read, so that its existence
+    /// does not show in the response time.
     pub async fn approval(
         &self,
         id: &ApprovalId,
@@ -141,7 +140,7 @@ impl Store {
         Ok(rows.iter().filter_map(readable).collect())
     }
 
-    /// Writes an answer down. False when there is one already, or it comes too late.
+    /// Stores a decision. False when there is one already, or the request has expired.
     pub async fn decide_approval(
         &self,
         id: &ApprovalId,

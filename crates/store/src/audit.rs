@@ -1,54 +1,54 @@
-//! Who changed what, and whether it worked: the newest million rows.
+//! Audit log: calls that change something, with principal and result; the newest million rows.
 
 use crate::{Store, StoreError};
 use k8e_model::UnixMillis;
 use sqlx::Row as _;
 
-/// A row is some hundred bytes: with a million the database stays well under a gigabyte. Somebody
-/// who wants to push his own deeds out has to make as many calls, at the rate that he is given.
+/// Retention: number of rows. A row is some hundred bytes, so that the database stays well under a gigabyte; to push a row
+/// out, a client has to make as many calls, at its rate limit.
 pub const AUDIT_ROWS_MAX: i64 = 1_000_000;
 
-/// Rows of one answer, and when nobody says.
+/// Rows of one page: the bound, and the default.
 const PAGE_ROWS_MAX: u32 = 10_000;
 const PAGE_ROWS_DEFAULT: u32 = 100;
 
-/// Old rows are removed when this many are too many, so not with every batch.
+/// Old rows are removed in batches of this size, not with every insert.
 const TRIM_EVERY: i64 = 1000;
 
-/// A call that changed something, or tried to.
+/// A call that changed something, or failed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditRow {
-    /// When.
+    /// Time of the call.
     pub at: UnixMillis,
-    /// Who.
+    /// Principal that made the call.
     pub principal: String,
-    /// The id of the API key that it was made with, by itself or by a certificate; empty for none.
+    /// Id of the API key that authenticated the call, directly or by a certificate; empty for none.
     pub key: String,
-    /// From where: an IP address, or `uid:N` at the Unix socket; empty where nobody knows.
+    /// Source: an IP address, or `uid:N` for the Unix socket; empty when unknown.
     pub source: String,
-    /// What, in a word.
+    /// Action, as `run` or `session.create`.
     pub action: String,
-    /// To which session, key or secret.
+    /// Object: the session, key or secret.
     pub object: String,
-    /// `ok`, or the error's code.
+    /// Result: `ok`, or an error code.
     pub code: String,
 }
 
-/// Which rows; none is any.
+/// Filter for reading; `None` is any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditQuery {
     /// Of this principal.
     pub principal: Option<String>,
-    /// From then on.
+    /// Only rows since this time.
     pub since: Option<UnixMillis>,
-    /// The newest so many; 0 is the default.
+    /// Number of newest rows; 0 is the default.
     pub limit: u32,
 }
 
 // === impl Store ===
 
 impl Store {
-    /// Writes rows down, in order, all or none, and forgets the oldest.
+    /// Inserts rows in order, in one transaction, and applies the retention.
     pub async fn append_audit(&self, rows: &[AuditRow]) -> Result<(), StoreError> {
         let failed = || self.sql("write the audit");
         let mut transaction = self
@@ -86,7 +86,7 @@ impl Store {
         transaction.commit().await.map_err(failed())
     }
 
-    /// The newest rows that fit, the oldest of them first.
+    /// The newest rows that match, oldest first.
     pub async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRow>, StoreError> {
         let limit = match query.limit {
             0 => PAGE_ROWS_DEFAULT,

@@ -1,125 +1,133 @@
-//! What can go wrong with the records.
+//! Errors of the store.
 
 use k8e_model::Code;
 use std::path::PathBuf;
 
-/// Why the store could not do what it was asked.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The directory cannot be made or written.
+    /// The directory cannot be created or written.
     #[error("data directory {} cannot be used: make it writable for this user or choose another with --data-dir", dir.display())]
     Directory {
-        /// Which.
+        /// The data directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
     /// The disk is full.
     #[error("the disk of data directory {} is full: free some space", dir.display())]
     Full {
-        /// Which.
+        /// The data directory.
         dir: PathBuf,
     },
     /// A newer k8e wrote the database.
     #[error("the database in {} was written by a newer k8e (schema {version}): start that version, or choose another --data-dir", dir.display())]
     Newer {
-        /// Which directory.
+        /// The data directory.
         dir: PathBuf,
-        /// Of the database.
+        /// Schema version of the database.
         version: i64,
     },
-    /// The schema cannot be brought up to date.
-    #[error("the database in {} cannot be brought up to date: restore it or choose another --data-dir", dir.display())]
+    /// The schema migration failed.
+    #[error("the database in {} cannot be migrated to this version: restore a backup or choose another --data-dir", dir.display())]
     Migrate {
-        /// Which directory.
+        /// The data directory.
         dir: PathBuf,
-        /// What SQL said.
+        /// The database's error.
         #[source]
         source: sqlx::migrate::MigrateError,
     },
-    /// The file is no database any more.
-    #[error("the database in {} is damaged: restore it or move it away", dir.display())]
+    /// The file is not a valid database.
+    #[error("the database in {} is damaged: restore a backup or move it away", dir.display())]
     Damaged {
-        /// Which directory.
+        /// The data directory.
         dir: PathBuf,
-        /// What SQL said.
+        /// The database's error.
         #[source]
         source: sqlx::Error,
     },
-    /// A record is not what we wrote.
+    /// The record of a session is damaged.
     #[error("the record of session {session} is damaged ({what})")]
     Record {
-        /// As the record says.
+        /// Id or name in the record.
         session: String,
-        /// What about it.
+        /// What is wrong with it.
         what: String,
     },
-    /// A session with this id is there and not over.
+    /// A session with this id exists and has not ended.
     #[error("session {0} exists already")]
     Exists(String),
-    /// A key has this name.
+    /// Another key has this name.
     #[error("an API key named {0} exists already: choose another name or delete that one first")]
     KeyExists(String),
-    /// An API key's record is not what we wrote.
+    /// The record of an API key is damaged.
     #[error("the record of API key {id} is damaged ({what})")]
     KeyRecord {
-        /// As the record says.
+        /// Id or name in the record.
         id: String,
-        /// What about it.
+        /// What is wrong with it.
         what: String,
     },
-    /// An approval's record is not what we wrote.
-    #[error("the record of approval {id} is damaged ({what})")]
-    ApprovalRecord {
-        /// As the record says.
-        id: String,
-        /// What about it.
-        what: String,
-    },
-    /// A snapshot's record is not what we wrote.
-    #[error("the record of snapshot {name} is damaged ({what})")]
-    SnapshotRecord {
+    /// A template's record is not what we wrote.
+    #[error("the record of template {name} is damaged ({what})")]
+    TemplateRecord {
         /// As the record says.
         name: String,
         /// What about it.
         what: String,
     },
-    /// The key that seals secrets cannot be used.
-    #[error("the secrets' key {} cannot be used: restore it, or delete the secrets and set them again", path.display())]
+    /// The record of an approval is damaged.
+    #[error("the record of approval {id} is damaged ({what})")]
+    ApprovalRecord {
+        /// Id or name in the record.
+        id: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The record of a snapshot is damaged.
+    #[error("the record of snapshot {name} is damaged ({what})")]
+    SnapshotRecord {
+        /// Id or name in the record.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The encryption key of the secrets cannot be used.
+    #[error("the encryption key of the secrets {} cannot be used: restore it, or delete the secrets and set them again", path.display())]
     SecretKey {
-        /// Which file.
+        /// File of the key.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// A secret was sealed with another key, or changed.
-    #[error("secret {secret} does not open with the key {}: restore that file, or set the secret again", key.display())]
+    /// A secret was encrypted with another key, or modified.
+    #[error("secret {secret} cannot be decrypted with the key {}: restore that file, or set the secret again", key.display())]
     Unsealed {
-        /// Which secret.
+        /// Name of the secret.
         secret: String,
-        /// Which file.
+        /// File of the key.
         key: PathBuf,
     },
     /// Any other failure of the database.
     #[error("the database failed to {operation}")]
     Sql {
-        /// What was done.
+        /// The operation.
         operation: &'static str,
-        /// What SQL said.
+        /// The database's error.
         #[source]
         source: sqlx::Error,
     },
     /// A transcript file cannot be read or written.
     #[error("{operation} {}", path.display())]
     File {
-        /// What was done.
+        /// The operation.
         operation: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -128,7 +136,7 @@ pub enum StoreError {
 // === impl StoreError ===
 
 impl StoreError {
-    /// What it means to a caller.
+    /// The error code for a caller.
     pub fn code(&self) -> Code {
         match self {
             Self::Full { .. } => Code::Exhausted,
@@ -138,6 +146,7 @@ impl StoreError {
             | Self::Damaged { .. }
             | Self::Record { .. }
             | Self::KeyRecord { .. }
+            | Self::TemplateRecord { .. }
             | Self::ApprovalRecord { .. }
             | Self::SnapshotRecord { .. }
             | Self::SecretKey { .. }

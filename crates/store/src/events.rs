@@ -1,4 +1,4 @@
-//! What happened to a session, numbered from 1, the newest thousand.
+//! Event log of a session: numbered from 1, the newest thousand.
 
 use crate::{Store, StoreError};
 use k8e_model::{SandboxId, SessionId, UnixMillis};
@@ -6,35 +6,35 @@ use serde_json::{Map, Value};
 use sqlx::Row as _;
 use std::collections::{BTreeMap, HashMap};
 
-/// Enough to see what an agent did in a day; a chatty session must not fill the disk.
+/// Retention: events kept of one session. Enough for a day of an agent; a busy session must not fill the disk.
 pub const EVENTS_KEPT_MAX: u64 = 1000;
 
-/// Of a page when nobody says.
+/// Default page size.
 const PAGE_EVENTS_DEFAULT: u32 = 100;
 
-/// An event to write down.
+/// An event to insert.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewEvent {
-    /// Whose.
+    /// The session.
     pub session: SessionId,
-    /// Which one's of that name: a later session may have it too.
+    /// Its sandbox, which tells it from a later session with the same id.
     pub sandbox: SandboxId,
-    /// When.
+    /// Time of the event.
     pub at: UnixMillis,
-    /// What, in one word.
+    /// Kind, as `run_started`.
     pub kind: &'static str,
-    /// The rest.
+    /// Details, as a JSON object.
     pub detail: Map<String, Value>,
 }
 
-/// An event as it was written down.
+/// A stored event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Its number in the session, from 1.
+    /// Sequence number in the session, from 1.
     pub seq: u64,
-    /// When.
+    /// Time of the event.
     pub at: UnixMillis,
-    /// What, in one word.
+    /// Kind, as `run_started`.
     pub kind: String,
     /// A JSON object.
     pub detail: String,
@@ -45,14 +45,14 @@ pub struct Event {
 pub struct EventPage {
     /// Oldest first.
     pub events: Vec<Event>,
-    /// Older ones are no longer kept, or more follow.
+    /// Whether older events were removed, or more follow.
     pub truncated: bool,
 }
 
 // === impl Store ===
 
 impl Store {
-    /// Writes events down, in order, all or none. Those of sessions that are not recorded are dropped.
+    /// Inserts events in order, in one transaction. Those of unknown sessions are dropped.
     pub async fn append_events(&self, events: &[NewEvent]) -> Result<(), StoreError> {
         const INSERT: &str = "INSERT INTO events (session, seq, at, kind, detail) \
              SELECT $1, 1 + COALESCE((SELECT MAX(seq) FROM events WHERE session = $1), 0), $2, $3, $4 \
@@ -93,8 +93,8 @@ impl Store {
         transaction.commit().await.map_err(failed())
     }
 
-    /// How many foreground runs of each session that is not over began and have no end, as far as events
-    /// are kept.
+    /// For each session that has not ended: foreground runs with a `run_started` and no `run_ended`, as far as events are
+    /// kept.
     pub async fn unended_foreground_runs(&self) -> Result<HashMap<SessionId, u64>, StoreError> {
         let rows = sqlx::query(
             "SELECT session, SUM(CASE kind WHEN 'run_started' THEN 1 ELSE -1 END) AS unended \

@@ -1,18 +1,18 @@
-//! Services of live sessions that have a URL. Their tokens are sealed with the secrets' key, bound to
-//! session and port: a row that was moved to another service does not open.
+//! Exposed services of live sessions. Tokens are encrypted with the key of the secrets, with session and port as associated
+//! data: a row that was moved to another service cannot be decrypted.
 
 use crate::{Store, StoreError};
 use k8e_model::{Exposure, Port, ServiceToken, SessionId};
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-/// A row as it lies there; none of its fields when it is damaged.
+/// A raw row; `None` for the fields of a damaged one.
 type Sealed = (SessionId, Port, String, Vec<u8>, i64);
 
 // === impl Store ===
 
 impl Store {
-    /// Writes a service down, or where it listens anew.
+    /// Inserts a service, or updates the address that it listens on.
     pub async fn set_exposure(&self, exposure: &Exposure) -> Result<(), StoreError> {
         let sealer = self.sealer(self.missing_key().await?).await?;
         let bound = bound_to(&exposure.session, exposure.port);
@@ -33,7 +33,7 @@ impl Store {
         .map_err(self.sql("write an exposed service"))
     }
 
-    /// Removes a service, or with no port all of a session's.
+    /// Removes a service, or without a port all services of a session.
     pub async fn remove_exposures(
         &self,
         session: &SessionId,
@@ -48,8 +48,7 @@ impl Store {
             .map_err(self.sql("remove an exposed service"))
     }
 
-    /// Every service that is written down. Damaged ones, and those of another key, are removed: a
-    /// URL that is lost is asked for again.
+    /// All services. Damaged ones, and those encrypted with another key, are removed: their client exposes them again.
     pub async fn exposures(&self) -> Result<Vec<Exposure>, StoreError> {
         let rows = sqlx::query("SELECT session, port, host, token, started_at FROM exposures")
             .fetch_all(&self.shared.read)
@@ -61,7 +60,7 @@ impl Store {
             match self.opened(row).await {
                 Some(exposure) => exposures.push(exposure),
                 None => {
-                    tracing::warn!(%session, %port, "the URL of an exposed service cannot be read any more: expose it again");
+                    tracing::warn!(%session, %port, "the token of an exposed service cannot be decrypted: expose it again");
                     self.remove_exposures(&session, Some(port)).await?;
                 }
             }
@@ -93,7 +92,7 @@ fn read(row: &SqliteRow) -> Option<Sealed> {
     ))
 }
 
-/// No secret's: those are three names, and this is four.
+/// Associated data of a token: four names, so that it never equals that of a secret, which has three.
 fn bound_to(session: &SessionId, port: Port) -> Vec<u8> {
     format!("\0exposure\0{session}\0{port}").into_bytes()
 }

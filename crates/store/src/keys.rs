@@ -1,4 +1,4 @@
-//! API keys, of which only hashes are kept, and certificates that were taken back.
+//! API keys, stored as hashes, and revoked certificates.
 
 use crate::{Store, StoreError};
 use k8e_model::{KeyHash, KeyId, PrincipalName, Tenants, UnixMillis};
@@ -7,31 +7,31 @@ use sqlx::sqlite::SqliteRow;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
-/// A key, as it is written down.
+/// The record of an API key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRecord {
-    /// Names it.
+    /// Id of the key.
     pub id: KeyId,
-    /// What its maker calls it; no other key has it.
+    /// Unique name.
     pub name: PrincipalName,
-    /// Who its holder is.
+    /// Principal that it authenticates.
     pub principal: PrincipalName,
-    /// The tenants that its holder may make sessions for.
+    /// Tenants that it may create sessions for.
     pub tenants: Tenants,
-    /// Of the key.
+    /// Hash of the key.
     pub hash: KeyHash,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: UnixMillis,
-    /// From then on it is refused; none is never.
+    /// Time of expiry; `None` is never.
     pub expires_at: Option<UnixMillis>,
-    /// When a call last had it, to the minute.
+    /// Time of the last call with it, to the minute.
     pub last_used: Option<UnixMillis>,
 }
 
 // === impl Store ===
 
 impl Store {
-    /// Writes a new key down. Its name must be free.
+    /// Inserts a key. Its name must be unused.
     pub async fn insert_key(&self, key: &KeyRecord) -> Result<(), StoreError> {
         let written = sqlx::query(
             "INSERT INTO api_keys (id, name, principal, hash, created_at, expires_at, last_used, tenants) \
@@ -56,8 +56,7 @@ impl Store {
         }
     }
 
-    /// All keys that are not deleted, the oldest first. One that cannot be read is an error: who
-    /// took it for missing might make it again.
+    /// All keys, oldest first. A damaged one is an error: taken for missing, it might be created again.
     pub async fn keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
         let rows = sqlx::query(
             "SELECT id, name, principal, hash, created_at, expires_at, last_used, tenants FROM api_keys \
@@ -69,7 +68,7 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// From now on it is no key. False when it was none already.
+    /// Deletes a key. False when there is none.
     pub async fn delete_key(&self, id: &KeyId, at: UnixMillis) -> Result<bool, StoreError> {
         let done =
             sqlx::query("UPDATE api_keys SET deleted_at = $2 WHERE id = $1 AND deleted_at IS NULL")
@@ -81,7 +80,7 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Writes down when a key was last used.
+    /// Stores when a key was last used.
     pub async fn touch_key(&self, id: &KeyId, at: UnixMillis) -> Result<(), StoreError> {
         sqlx::query("UPDATE api_keys SET last_used = $2 WHERE id = $1")
             .bind(id.as_str())
@@ -92,7 +91,7 @@ impl Store {
         Ok(())
     }
 
-    /// A certificate with this serial number is refused from now on.
+    /// Revokes the certificate with this serial number.
     pub async fn revoke_certificate(&self, serial: &str, at: UnixMillis) -> Result<(), StoreError> {
         sqlx::query(
             "INSERT INTO revoked_certificates (serial, revoked_at) VALUES ($1, $2) \
@@ -106,7 +105,7 @@ impl Store {
         Ok(())
     }
 
-    /// Serial numbers of certificates that were revoked since then; older ones are forgotten.
+    /// Serial numbers of certificates revoked since then; older revocations are removed.
     pub async fn revoked_certificates(
         &self,
         since: UnixMillis,

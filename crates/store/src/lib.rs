@@ -1,8 +1,8 @@
-//! What survives a restart: sessions, events, runs, terminals, exposed services, approvals, keys, secrets, snapshots
-//! and the audit in SQL, transcripts in files.
+//! Persistent state: sessions, events, runs, terminals, exposed services, approvals, keys, secrets, snapshots, templates and the
+//! audit log in SQLite, transcripts in files.
 //!
-//! One writer connection and a few readers (SQLite has one writer anyway, so nobody ever meets
-//! "database is locked"). Who may open the directory is decided elsewhere: the server holds a lock on it.
+//! One writer connection and a few readers: SQLite has one writer anyway, so that no call fails with "database is locked".
+//! The server holds a lock on the data directory; this crate takes none.
 
 mod approvals;
 mod audit;
@@ -12,9 +12,11 @@ mod exposures;
 mod keys;
 mod purge;
 mod runs;
+mod saved;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod templates;
 mod terminals;
 mod transcript;
 
@@ -24,9 +26,11 @@ pub use error::StoreError;
 pub use events::{EVENTS_KEPT_MAX, Event, EventPage, NewEvent};
 pub use keys::KeyRecord;
 pub use runs::{RUN_OUTPUT_KEPT_BYTES_MAX, RUNS_KEPT_MAX};
+pub use saved::SavedSnapshot;
 pub use secrets::SecretEntry;
 pub use sessions::SessionQuery;
 pub use snapshots::SnapshotEntry;
+pub use templates::TemplateRecord;
 pub use terminals::TerminalRecord;
 pub use transcript::{
     PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX, TRANSCRIPT_FILE_BYTES_MAX, TranscriptPage,
@@ -43,13 +47,13 @@ use std::time::Duration;
 
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
-/// Readers at once: a page of a listing takes well under a millisecond.
+/// Connection pool for reading: a page of a listing takes well under a millisecond.
 const READERS_MAX: u32 = 4;
 
-/// SQLite's own lock is only contended by tools that look at the file from outside.
+/// SQLite's busy timeout: only tools that open the file from outside contend for its lock.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The records of one data directory. Cheap to clone.
+/// The store of one data directory. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
     shared: Arc<Shared>,
@@ -61,14 +65,14 @@ struct Shared {
     write: SqlitePool,
     read: SqlitePool,
     transcripts: transcript::Transcripts,
-    /// Read, or made, when the first secret is used.
+    /// Encryption key of the secrets; read or created at their first use.
     sealer: tokio::sync::OnceCell<secrets::Sealer>,
 }
 
 // === impl Store ===
 
 impl Store {
-    /// Opens the records in `dir`, makes what is missing, and brings the schema up to date.
+    /// Opens the database in `dir`, creates what is missing, and migrates the schema.
     pub async fn open(dir: &Path) -> Result<Self, StoreError> {
         let transcripts = prepare(dir).map_err(|source| directory(dir, source))?;
         let options = SqliteConnectOptions::new()
@@ -111,7 +115,7 @@ impl Store {
         &self.shared.dir
     }
 
-    /// Whether the records can be read now.
+    /// Checks that the database can be read.
     pub async fn ping(&self) -> Result<(), StoreError> {
         sqlx::query("SELECT 1 FROM sessions LIMIT 1")
             .fetch_optional(&self.shared.read)
@@ -126,7 +130,7 @@ impl Store {
         self.shared.write.close().await;
     }
 
-    /// For `map_err`: what was done.
+    /// For `map_err`: names the operation.
     fn sql(&self, operation: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
         move |source| database(&self.shared.dir, operation, source)
     }
@@ -155,7 +159,7 @@ fn pool(connections_max: u32) -> SqlitePoolOptions {
         })
 }
 
-/// Makes the directories, and finds out now rather than at the first write whether they take files.
+/// Creates the directories, and checks now rather than at the first write that they are writable.
 /// Others may enter the data directory (the socket is in it), so the records are closed to them one by one.
 fn prepare(dir: &Path) -> std::io::Result<transcript::Transcripts> {
     std::fs::create_dir_all(dir)?;
@@ -187,7 +191,7 @@ fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), StorageFull | QuotaExceeded)
 }
 
-/// Tells the failures apart that an operator can mend.
+/// Maps a database error to the failures that an operator can fix.
 fn database(dir: &Path, operation: &'static str, source: sqlx::Error) -> StoreError {
     let dir = dir.to_owned();
     match primary_code(&source) {

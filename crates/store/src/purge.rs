@@ -1,8 +1,7 @@
-//! Forgetting sessions that are over: the old ones, and the most of who has the most.
+//! Retention of ended sessions: by age, number and bytes.
 //!
-//! Somebody who makes and ends sessions in a loop must neither fill the disk nor push the history
-//! of others out. So within an owner the oldest goes first, and between owners the one goes first
-//! that holds most.
+//! An owner that creates and ends sessions in a loop must neither fill the disk nor evict the history of others. So the owner
+//! with the most is trimmed first, and of its sessions the oldest.
 
 use crate::{Store, StoreError};
 use k8e_model::UnixMillis;
@@ -10,16 +9,16 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 use std::collections::HashMap;
 
-/// Trimming goes this far below a bound, in tenths, so that it is not due again at the next end.
+/// Trimming goes this far below a bound, in tenths, so that it is not due again when the next session ends.
 const TRIM_TO_TENTHS: u64 = 9;
 
-/// A record of an ended session, as far as trimming looks at it.
+/// The fields of an ended session that trimming needs.
 struct Ended {
     row: SqliteRow,
     bytes: u64,
-    /// How many of its owner's are newer, with it.
+    /// Number of the owner's sessions that are as new or newer.
     rank: u64,
-    /// Their bytes, with its own.
+    /// Bytes of those sessions.
     bytes_before: u64,
 }
 
@@ -42,13 +41,13 @@ impl Store {
         Ok(rows.len())
     }
 
-    /// Whether [`Store::trim_ended`] may have something to do. Cheap: it is asked at every end.
+    /// Whether [`Store::trim_ended`] may have something to do. Cheap: called whenever a session ends.
     pub async fn ended_too_many(
         &self,
         records_max: usize,
         bytes_max: u64,
     ) -> Result<bool, StoreError> {
-        // What live sessions wrote is in the sum too: then it is only asked in vain.
+        // The sum includes live sessions: then trimming finds nothing to do.
         let bytes = self.transcript_bytes() + self.run_bytes().await?;
         if bytes > bytes_max {
             return Ok(true);
@@ -77,7 +76,7 @@ impl Store {
         let runs = self.run_bytes_by_session().await?;
         let surplus = surplus(self.weigh(rows, &runs), records_max as u64, bytes_max);
         for row in &surplus {
-            // One by one: each is short, and whoever else writes is let in between.
+            // One transaction each, so that other writers get their turn.
             sqlx::query("DELETE FROM sessions WHERE sandbox = $1 AND phase = 'ended'")
                 .bind(row.try_get::<String, _>("sandbox").unwrap_or_default())
                 .execute(&self.shared.write)
@@ -111,7 +110,7 @@ impl Store {
     }
 }
 
-/// What has to go. Below a bound nothing goes for its sake.
+/// The sessions to remove. A bound that is not exceeded removes none.
 fn surplus(mut ended: Vec<Ended>, records_max: u64, bytes_max: u64) -> Vec<SqliteRow> {
     let mut gone = Vec::new();
     if ended.len() as u64 > records_max {

@@ -1,4 +1,4 @@
-//! Background runs: one row each, from before the command starts until its session is forgotten.
+//! Background runs: one row each, from before the command starts until its session is purged.
 
 use crate::{Store, StoreError};
 use k8e_model::{BackgroundRun, BackgroundStatus, LimitKind, RunId, SessionId, UnixMillis};
@@ -8,11 +8,11 @@ use sqlx::sqlite::SqliteRow;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Ended runs that are kept of a session; the oldest go first.
+/// Retention: ended runs kept of one session; the oldest are removed first.
 pub const RUNS_KEPT_MAX: usize = 1000;
 
-/// What the ended runs of a session may have written in all, as much as its transcript; the oldest
-/// go first, and the newest always stays.
+/// Retention: output bytes kept of the ended runs of one session, as for its transcript; the oldest are removed first, and
+/// the newest is always kept.
 pub const RUN_OUTPUT_KEPT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 const COLUMNS: &str =
@@ -34,7 +34,7 @@ struct Detail {
 // === impl Store ===
 
 impl Store {
-    /// Writes a run down that is about to start.
+    /// Inserts a run that is about to start.
     pub async fn insert_run(&self, run: &BackgroundRun) -> Result<(), StoreError> {
         sqlx::query(
             "INSERT INTO runs (id, session, status, reason, program, started_at, ended_at, detail, output_bytes, stdout, stderr) \
@@ -54,8 +54,7 @@ impl Store {
         .map_err(self.sql("write a run"))
     }
 
-    /// Writes down how a run ended and what it wrote, and forgets old ones of its session if there
-    /// are too many.
+    /// Stores the result and output of a run, and applies the retention of its session.
     pub async fn finish_run(&self, run: &BackgroundRun) -> Result<(), StoreError> {
         let failed = || self.sql("write a run");
         let output = (run.stdout.len() + run.stderr.len()) as u64;
@@ -108,7 +107,8 @@ impl Store {
             .map_err(self.sql("remove a run"))
     }
 
-    /// One run; with an owner, only one of theirs. Another's is not even read: how much it wrote would show in the time.
+    /// One run; with an owner, only if it belongs to that owner. Another's is not read: the size of its output would show in
+    /// the response time.
     pub async fn run(
         &self,
         id: &RunId,
@@ -133,7 +133,7 @@ impl Store {
         Ok(Some(run))
     }
 
-    /// The runs of a session without what they wrote, the newest first.
+    /// The runs of a session without their output, newest first.
     pub async fn runs(&self, session: &SessionId) -> Result<Vec<BackgroundRun>, StoreError> {
         let sql = format!(
             "SELECT {COLUMNS} FROM runs WHERE session = $1 ORDER BY started_at DESC, id LIMIT $2"
@@ -148,7 +148,7 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// Every run that is not over. How many there may be is the engine's to bound.
+    /// All runs in progress. The engine bounds their number.
     pub async fn unended_runs(&self) -> Result<Vec<BackgroundRun>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM runs WHERE status = 'running'");
         let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
@@ -163,7 +163,7 @@ impl Store {
         Ok(rows.iter().filter_map(readable).collect())
     }
 
-    /// What all runs wrote.
+    /// Output bytes of all runs.
     pub(crate) async fn run_bytes(&self) -> Result<u64, StoreError> {
         let row = sqlx::query("SELECT COALESCE(SUM(output_bytes), 0) FROM runs")
             .fetch_one(&self.shared.read)
@@ -172,7 +172,7 @@ impl Store {
         Ok(row.get::<i64, _>(0).unsigned_abs())
     }
 
-    /// What the runs of each session wrote.
+    /// Output bytes of the runs of each session.
     pub(crate) async fn run_bytes_by_session(&self) -> Result<HashMap<String, u64>, StoreError> {
         let rows = sqlx::query("SELECT session, SUM(output_bytes) FROM runs GROUP BY session")
             .fetch_all(&self.shared.read)
@@ -198,7 +198,7 @@ fn detail(run: &BackgroundRun) -> Result<String, StoreError> {
     serde_json::to_string(&detail).map_err(|e| damaged(&run.session, &e))
 }
 
-/// Without what it wrote.
+/// A run without its output.
 fn read(row: &SqliteRow) -> Result<BackgroundRun, StoreError> {
     let text = |column: &str| row.try_get::<String, _>(column);
     let session = text("session")

@@ -1,8 +1,7 @@
 //! Secrets, encrypted at rest.
 //!
-//! Each value is sealed (AES-256-GCM) with a key that lies in a file of its own, for root alone: a
-//! copy of the database tells nobody anything. Owner and names are sealed along, so that a row that
-//! was moved to another owner cannot be opened.
+//! Each value is encrypted (AES-256-GCM) with a key in a separate file that only the server can read: a copy of the database
+//! reveals nothing. Owner and names are associated data, so that a row that was moved to another owner cannot be decrypted.
 
 use crate::{Store, StoreError};
 use k8e_model::{SecretName, SecretValue, UnixMillis};
@@ -16,24 +15,24 @@ use std::path::{Path, PathBuf};
 
 const KEY_BYTES: usize = 32;
 
-/// A secret, as it is listed: never with its value.
+/// A secret without its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretEntry {
-    /// Whose.
+    /// Owner.
     pub owner: String,
-    /// Which.
+    /// Name and key.
     pub secret: SecretName,
     /// When it was last set.
     pub updated_at: UnixMillis,
 }
 
-/// What seals and opens. Debug says nothing of it.
+/// Encrypts and decrypts values. Its Debug output has no key.
 pub(crate) struct Sealer(LessSafeKey);
 
 // === impl Store ===
 
 impl Store {
-    /// Sets a secret, which an owner may have `max` of. False when that many are there.
+    /// Sets a secret. False when the owner has `max` secrets already.
     pub async fn set_secret(
         &self,
         owner: &str,
@@ -93,7 +92,7 @@ impl Store {
         }
     }
 
-    /// Secrets without their values: of one owner, or everybody's.
+    /// Secrets without their values: of one owner, or of all.
     pub async fn secrets(&self, owner: Option<&str>) -> Result<Vec<SecretEntry>, StoreError> {
         let rows = sqlx::query(
             "SELECT owner, name, key, updated_at FROM secrets WHERE $1 IS NULL OR owner = $1 \
@@ -114,7 +113,7 @@ impl Store {
         Ok(entries.collect())
     }
 
-    /// Removes a secret: one value, or with no key all it has. Returns how many were removed.
+    /// Removes one value of a secret, or without a key all of them. Returns how many.
     pub async fn delete_secret(
         &self,
         owner: &str,
@@ -137,7 +136,7 @@ impl Store {
         self.shared.dir.join("secrets.key")
     }
 
-    /// A new key beside secrets of an old one would only hide that the old one is lost.
+    /// Reads the key. It is not created where secrets exist: that would hide the loss of the old one.
     pub(crate) async fn missing_key(&self) -> Result<Missing, StoreError> {
         let any = sqlx::query("SELECT 1 FROM secrets LIMIT 1")
             .fetch_optional(&self.shared.read)
@@ -150,6 +149,16 @@ impl Store {
         })
     }
 
+    /// The key that access tokens of sessions are derived with; created at its first use.
+    pub async fn token_key(&self) -> Result<[u8; KEY_BYTES], StoreError> {
+        let path = self.shared.dir.join("tokens.key");
+        let key = match read_key(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => make_key(&path),
+            read => read,
+        };
+        key.map_err(|source| StoreError::SecretKey { path, source })
+    }
+
     pub(crate) async fn sealer(&self, missing: Missing) -> Result<&Sealer, StoreError> {
         let load = async {
             let path = self.key_path();
@@ -159,12 +168,12 @@ impl Store {
     }
 }
 
-/// What a key that is not there means.
+/// What a missing key file means.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// There are no secrets yet.
+    /// No secrets yet: the key is created.
     Make,
-    /// There are, and they cannot be read.
+    /// Secrets exist that cannot be decrypted: an error.
     IsWrong,
 }
 
@@ -176,7 +185,7 @@ impl Sealer {
         Some(Self(LessSafeKey::new(key)))
     }
 
-    /// The nonce goes first. It is random: of 2³² values under one key none will meet another.
+    /// Encrypts; the nonce comes first. It is random: below 2³² values under one key a collision is negligible.
     pub(crate) fn seal(&self, bound_to: Vec<u8>, value: &[u8]) -> Vec<u8> {
         let mut nonce = [0; NONCE_LEN];
         SystemRandom::new()
@@ -193,7 +202,7 @@ impl Sealer {
         [nonce.as_slice(), &sealed].concat()
     }
 
-    /// None when it was sealed by another key, for something else, or changed.
+    /// Decrypts; `None` for another key, other associated data, or modified data.
     pub(crate) fn open(&self, bound_to: Vec<u8>, sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, rest) = sealed.split_at_checked(NONCE_LEN)?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
@@ -210,28 +219,30 @@ impl std::fmt::Debug for Sealer {
     }
 }
 
-/// Names hold no NUL, so no two of these are the same.
+/// Associated data: names joined by NUL, which no name contains, so that it is unambiguous.
 fn bound_to(owner: &str, secret: &SecretName) -> Vec<u8> {
     [owner, secret.name(), secret.key()].join("\0").into_bytes()
 }
 
 fn load(path: &Path, missing: Missing) -> io::Result<Sealer> {
-    match read_key(path) {
+    let key = match read_key(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound && missing == Missing::Make => make_key(path),
         read => read,
-    }
+    };
+    Sealer::new(&key?).ok_or_else(|| io::Error::other("the key was not taken"))
 }
 
-fn read_key(path: &Path) -> io::Result<Sealer> {
+fn read_key(path: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let mut key = Vec::new();
     let file = std::fs::File::open(path)?;
     // One more, so that a longer file is not taken for a key.
     file.take(KEY_BYTES as u64 + 1).read_to_end(&mut key)?;
-    Sealer::new(&key).ok_or_else(|| io::Error::other(format!("it must have {KEY_BYTES} bytes")))
+    key.try_into()
+        .map_err(|_| io::Error::other(format!("it must have {KEY_BYTES} bytes")))
 }
 
-/// Whole or not there, also after a crash.
-fn make_key(path: &Path) -> io::Result<Sealer> {
+/// Writes the key file atomically, also in case of a crash.
+fn make_key(path: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let mut key = [0; KEY_BYTES];
     SystemRandom::new()
         .fill(&mut key)
@@ -249,5 +260,5 @@ fn make_key(path: &Path) -> io::Result<Sealer> {
     if let Some(dir) = path.parent() {
         std::fs::File::open(dir)?.sync_all()?;
     }
-    Sealer::new(&key).ok_or_else(|| io::Error::other("the key was not taken"))
+    Ok(key)
 }

@@ -1,9 +1,9 @@
-//! Session records: one row each, written before a sandbox exists and kept a while after it is gone.
+//! Session records: one row each, inserted before the sandbox exists and kept for a while after it is removed.
 
 use crate::{Store, StoreError};
 use k8e_model::{
-    EgressPolicy, Env, Labels, Lifetime, Limits, Phase, SandboxId, SecretRefs, Session, SessionId,
-    SubAgent, Template, TenantId, UnixMillis,
+    EgressPolicy, Env, Image, Labels, Lifetime, Limits, Phase, SandboxId, SecretRefs, Session,
+    SessionId, SubAgent, Template, TenantId, UnixMillis,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::query::Query;
@@ -16,7 +16,7 @@ const LIST_MAX: i64 = 10_000;
 
 const COLUMNS: &str = "id, owner, tenant, origin, client, phase, reason, runtime, sandbox, created_at, last_used, spec, egress";
 
-/// Which sessions to list; none is any.
+/// Filter for listing sessions; `None` is any.
 #[derive(Clone, Debug, Default)]
 pub struct SessionQuery {
     /// Of this owner.
@@ -35,15 +35,18 @@ struct Spec {
     labels: Labels,
     limits: Limits,
     lifetime: Lifetime,
-    /// Which secrets; their values are elsewhere. Records of older servers have none.
+    /// References to secrets, without values. Records of older servers have none.
     #[serde(default)]
     secrets: SecretRefs,
-    /// Of a sub-agent.
+    /// Parent and working directory of a sub-agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sub_agent: Option<SubAgent>,
+    /// Of one whose template is an image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    image: Option<Image>,
 }
 
-/// A record with what of it is JSON.
+/// A record with its JSON part serialized.
 struct Row<'a> {
     session: &'a Session,
     spec: String,
@@ -53,8 +56,8 @@ struct Row<'a> {
 // === impl Store ===
 
 impl Store {
-    /// Writes a new record down. One of an ended session with the same id and owner is replaced, with
-    /// all of its history; one of another owner is not: who asks must not learn even that it is over.
+    /// Inserts a record. An ended session with the same id and owner is replaced, with its history; one of another owner is
+    /// not, so that its state is not revealed.
     pub async fn insert_session(&self, session: &Session) -> Result<(), StoreError> {
         let spec = Spec {
             template: session.template.clone(),
@@ -64,6 +67,7 @@ impl Store {
             lifetime: session.lifetime,
             secrets: session.secrets.clone(),
             sub_agent: session.sub_agent.clone(),
+            image: session.image.clone(),
         };
         let bad = |e| damaged(session.id.as_str(), &e);
         let row = Row {
@@ -108,7 +112,8 @@ impl Store {
         Ok(())
     }
 
-    /// Moves a session on; for pausing there is [`Store::set_paused`]. Phases only go forward: false when it is already there or further, or not known.
+    /// Sets the phase of a session; pausing is [`Store::set_paused`]. Phases only go forward: false when it is in that phase
+    /// or a later one, or unknown.
     pub async fn set_phase(
         &self,
         id: &SessionId,
@@ -140,8 +145,8 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Writes down that a session is paused or, again, active: it and its sub-agents, all or none.
-    /// False when it is not known, or not in the phase for that.
+    /// Sets a session and its sub-agents to paused, or back to active, in one transaction. False when it is unknown, or in
+    /// another phase.
     pub async fn set_paused(&self, id: &SessionId, paused: bool) -> Result<bool, StoreError> {
         let (from, to) = match paused {
             true => (Phase::Active, Phase::Paused),
@@ -160,7 +165,7 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Writes down when a session was last used.
+    /// Stores when a session was last used.
     pub async fn touch_session(
         &self,
         id: &SessionId,
@@ -175,7 +180,7 @@ impl Store {
         Ok(())
     }
 
-    /// Writes down what a session may reach from now on. False when it is over or not known.
+    /// Stores the egress allow-list of a session. False when it has ended or is unknown.
     pub async fn set_egress(
         &self,
         id: &SessionId,
@@ -192,13 +197,31 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
+    /// Stores the TTL and idle timeout of a session. False when it has ended or is unknown.
+    pub async fn set_lifetime(
+        &self,
+        id: &SessionId,
+        lifetime: Lifetime,
+    ) -> Result<bool, StoreError> {
+        let lifetime = serde_json::to_string(&lifetime).map_err(|e| damaged(id.as_str(), &e))?;
+        let done = sqlx::query(
+            "UPDATE sessions SET spec = json_set(spec, '$.lifetime', json($2)) WHERE id = $1 AND phase <> 'ended'",
+        )
+        .bind(id.as_str())
+        .bind(lifetime)
+        .execute(&self.shared.write)
+        .await
+        .map_err(self.sql("write a session's lifetime"))?;
+        Ok(done.rows_affected() > 0)
+    }
+
     /// One record.
     pub async fn session(&self, id: &SessionId) -> Result<Option<Session>, StoreError> {
         self.session_of(id, None).await
     }
 
-    /// One record, if it is that owner's. Another owner's is not even read: who asks must not learn
-    /// from the time it takes that there is one.
+    /// One record, if it belongs to that owner. Another owner's is not read, so that its existence does not show in the
+    /// response time.
     pub async fn session_of(
         &self,
         id: &SessionId,
@@ -232,8 +255,8 @@ impl Store {
         Ok(rows.iter().filter_map(readable).collect())
     }
 
-    /// Every record of a session that is not over; how many there may be is admission's to bound.
-    /// One that is damaged is left out, and recorded as over at `at`: it must not stop a server.
+    /// All sessions that have not ended; the engine bounds their number. A damaged record is skipped, and marked as ended at
+    /// `at`: it must not keep a server from starting.
     pub async fn unended_sessions(&self, at: UnixMillis) -> Result<Vec<Session>, StoreError> {
         let sql = format!(
             "SELECT {COLUMNS} FROM sessions WHERE phase <> 'ended' ORDER BY created_at DESC, id"
@@ -277,7 +300,10 @@ impl Store {
             return;
         };
         if let Err(error) = self.remove_transcript(&sandbox).await {
-            tracing::warn!(?error, "the transcript of a removed session stays for now");
+            tracing::warn!(
+                ?error,
+                "cannot remove the transcript of a removed session: the next start of the server removes it"
+            );
         }
     }
 
@@ -323,7 +349,7 @@ pub(crate) fn is_taken(error: &sqlx::Error) -> bool {
     error.is_some_and(|error| error.is_unique_violation())
 }
 
-/// None when it is damaged, which is told here.
+/// `None` for a damaged record, which is logged here.
 fn readable(row: &SqliteRow) -> Option<Session> {
     read(row)
         .inspect_err(|error| tracing::error!("{error}: it is left out"))
@@ -357,6 +383,7 @@ fn read(row: &SqliteRow) -> Result<Session, StoreError> {
         created_at: time("created_at")?,
         last_used: time("last_used")?,
         sub_agent: spec.sub_agent,
+        image: spec.image,
     })
 }
 

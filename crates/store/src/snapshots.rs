@@ -1,4 +1,4 @@
-//! Names of snapshots, and the layers that each is made of.
+//! Snapshot registry: names, and the layers of each.
 
 use crate::{Store, StoreError};
 use k8e_model::{SnapshotLayers, SnapshotName, UnixMillis};
@@ -7,18 +7,18 @@ use sqlx::Row as _;
 /// A snapshot without its layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotEntry {
-    /// Which.
+    /// Name.
     pub name: SnapshotName,
-    /// How many layers it has.
+    /// Number of layers.
     pub layers: usize,
-    /// When it was last put.
+    /// Time of the last put.
     pub updated_at: UnixMillis,
 }
 
 // === impl Store ===
 
 impl Store {
-    /// Writes a snapshot down, in place of one of that name. False when the owner has `max`.
+    /// Inserts or replaces a snapshot. False when the owner has `max` already.
     pub async fn put_snapshot(
         &self,
         owner: &str,
@@ -30,8 +30,9 @@ impl Store {
         let layers = serde_json::to_string(layers).map_err(|e| damaged(name.as_str(), &e))?;
         let done = sqlx::query(
             "INSERT INTO snapshots (owner, name, layers, updated_at) SELECT $1, $2, $3, $4 \
-             WHERE (SELECT COUNT(*) FROM snapshots WHERE owner = $1) < $5 \
-                OR EXISTS (SELECT 1 FROM snapshots WHERE owner = $1 AND name = $2) \
+             WHERE NOT EXISTS (SELECT 1 FROM workspace_snapshots WHERE owner = $1 AND name = $2) \
+               AND ((SELECT COUNT(*) FROM snapshots WHERE owner = $1) < $5 \
+                OR EXISTS (SELECT 1 FROM snapshots WHERE owner = $1 AND name = $2)) \
              ON CONFLICT (owner, name) DO UPDATE SET layers = $3, updated_at = $4",
         )
         .bind(owner)
@@ -63,7 +64,7 @@ impl Store {
         Ok(Some(layers))
     }
 
-    /// An owner's snapshots, by name. How many there may be is admission's to bound.
+    /// Snapshots of an owner, by name. The engine bounds their number.
     pub async fn snapshots(&self, owner: &str) -> Result<Vec<SnapshotEntry>, StoreError> {
         let rows = sqlx::query(
             "SELECT name, json_array_length(layers), updated_at FROM snapshots WHERE owner = $1 ORDER BY name",
@@ -85,7 +86,7 @@ impl Store {
         entries.collect()
     }
 
-    /// Forgets an owner's snapshot. False when there was none.
+    /// Removes a snapshot of an owner. False when there is none.
     pub async fn delete_snapshot(
         &self,
         owner: &str,

@@ -1,27 +1,27 @@
-//! Terminals of live sessions: whose they are, so that they can be found again after a restart.
+//! Terminals of live sessions, so that they are found again after a restart.
 
 use crate::{Store, StoreError};
 use k8e_model::{SessionId, TerminalId, UnixMillis};
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-/// A terminal, as far as it is written down.
+/// The record of a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TerminalRecord {
-    /// Random.
+    /// Id: random, hard to guess.
     pub id: TerminalId,
-    /// Where it is; whose that is may use it.
+    /// Its session, whose owner may use it.
     pub session: SessionId,
-    /// The name of its program, for people.
+    /// Name of its program, for display.
     pub program: String,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: UnixMillis,
 }
 
 // === impl Store ===
 
 impl Store {
-    /// Writes a terminal down that is about to be made.
+    /// Inserts a terminal that is about to be created.
     pub async fn insert_terminal(&self, terminal: &TerminalRecord) -> Result<(), StoreError> {
         sqlx::query(
             "INSERT INTO terminals (id, session, program, created_at) VALUES ($1, $2, $3, $4)",
@@ -36,19 +36,19 @@ impl Store {
         .map_err(self.sql("write a terminal"))
     }
 
-    /// Removes a terminal that is gone.
+    /// Removes a terminal that has ended.
     pub async fn remove_terminal(&self, id: &TerminalId) -> Result<(), StoreError> {
         self.remove_terminals("DELETE FROM terminals WHERE id = $1", id.as_str())
             .await
     }
 
-    /// Removes the terminals of a session that is over.
+    /// Removes the terminals of an ended session.
     pub async fn remove_terminals_of(&self, session: &SessionId) -> Result<(), StoreError> {
         let sql = "DELETE FROM terminals WHERE session = $1";
         self.remove_terminals(sql, session.as_str()).await
     }
 
-    /// Every terminal that is written down. Damaged ones are left out.
+    /// All terminals. Damaged records are skipped.
     pub async fn terminals(&self) -> Result<Vec<TerminalRecord>, StoreError> {
         let rows = sqlx::query("SELECT id, session, program, created_at FROM terminals")
             .fetch_all(&self.shared.read)

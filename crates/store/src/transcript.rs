@@ -1,12 +1,11 @@
-//! What the commands of a session wrote, as bytes, the newest 8 to 16 MiB.
+//! Transcripts: the output of the commands of a session, as bytes, the newest 8 to 16 MiB.
 //!
-//! A session has a directory with one or two files, each named by the offset it starts at. Offsets
-//! count from the session's first byte for ever, so a reader that follows along never reads a byte
-//! twice, and nothing but the names and sizes of the files has to be remembered.
+//! A session has a directory with one or two files (rotation), each named by the offset it starts at. Offsets count from the
+//! first byte of the session, so that a reader that follows never reads a byte twice, and the state is only the names and
+//! sizes of the files.
 //!
-//! The directory has the name of the session's sandbox. A session's own name is its owner's to
-//! choose and to choose again; the name of a sandbox is random and never comes back, so that what
-//! one session wrote can never turn up in another's transcript.
+//! The directory is named by the session's sandbox. A session id can be reused by its owner; a sandbox id is random and never
+//! reused, so that the output of one session never appears in the transcript of another.
 
 use crate::{Store, StoreError};
 use k8e_model::SandboxId;
@@ -17,30 +16,30 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One file; two are kept, so a session holds at most 16 MiB.
+/// Size at which a file is rotated; two are kept, so a session holds at most 16 MiB.
 pub const TRANSCRIPT_FILE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
-/// Of a page when nobody says.
+/// Default page size.
 pub const PAGE_BYTES_DEFAULT: u64 = 256 * 1024;
 
-/// A page travels in one message.
+/// Largest page: it is sent in one message.
 pub const PAGE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Files held open for appending; over that they are opened again when needed.
+/// Files kept open for appending; others are opened when needed.
 const OPEN_MAX: usize = 128;
 
-/// A piece of a transcript.
+/// A page of a transcript.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TranscriptPage {
     /// The bytes.
     pub output: Vec<u8>,
     /// Where `output` starts; larger than asked when the beginning is no longer kept.
     pub offset: u64,
-    /// Where to read on.
+    /// Offset of the next page.
     pub next_offset: u64,
     /// Bytes between what was asked and `offset` are no longer kept.
     pub truncated_before: bool,
-    /// Nothing follows just now.
+    /// No more output for now.
     pub eof: bool,
 }
 
@@ -94,18 +93,18 @@ impl Store {
         self.transcripts(move |t| t.page(&id, offset, limit)).await
     }
 
-    /// Lets go of the file of a session that writes no more. It opens again by itself.
+    /// Closes the file of a session. The next write opens it again.
     pub fn close_transcript(&self, sandbox: &SandboxId) {
         self.shared.transcripts.open_files().remove(sandbox);
     }
 
-    /// Removes a transcript. One that is still written to comes back with what is written later.
+    /// Removes a transcript. A later write creates it again.
     pub(crate) async fn remove_transcript(&self, sandbox: &SandboxId) -> Result<(), StoreError> {
         let id = sandbox.clone();
         self.transcripts(move |t| t.remove(&id)).await
     }
 
-    /// Removes the transcripts of all but these sandboxes, and learns the size of the rest.
+    /// Removes the transcripts of all but these sandboxes, and reads the sizes of the rest.
     pub(crate) async fn sweep_transcripts(
         &self,
         known: HashSet<SandboxId>,
@@ -113,18 +112,18 @@ impl Store {
         self.transcripts(move |t| t.sweep(&known)).await
     }
 
-    /// What all transcripts hold on disk.
+    /// Bytes of all transcripts on disk.
     pub(crate) fn transcript_bytes(&self) -> u64 {
         self.shared.transcripts.sizes().values().sum()
     }
 
-    /// What one transcript holds on disk.
+    /// Bytes of one transcript on disk.
     pub(crate) fn transcript_bytes_of(&self, sandbox: &SandboxId) -> u64 {
         let sizes = self.shared.transcripts.sizes();
         sizes.get(sandbox).copied().unwrap_or(0)
     }
 
-    /// File calls block, so they run where blocking is allowed.
+    /// Runs file operations, which block, on the blocking thread pool.
     async fn transcripts<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Transcripts) -> Result<T, StoreError> + Send + 'static,
@@ -298,7 +297,7 @@ impl Transcripts {
         }
     }
 
-    /// What cannot be removed is told and stays: it must not keep a server from starting.
+    /// A file that cannot be removed is logged and kept: it must not keep a server from starting.
     fn sweep(&self, known: &HashSet<SandboxId>) -> Result<(), StoreError> {
         let failed = |e| self.file("list", &self.0.dir, e);
         for entry in std::fs::read_dir(&self.0.dir).map_err(failed)? {

@@ -1,12 +1,12 @@
-//! What every driver must do, as one list: the same behaviour whatever isolates the sandbox.
+//! Driver conformance suite: behaviour that every driver must have, whatever isolates its sandboxes.
 //!
-//! A driver's tests say how to start it and how to look for what it leaves behind ([`Subject`]),
-//! and [`conformance!`](macro@crate::conformance) makes a test of each behaviour.
+//! The tests of a driver implement [`Subject`] (how to start it, how to find leftovers), and
+//! [`conformance!`](macro@crate::conformance) generates a test for each behaviour.
 
 mod call;
 pub mod commands;
 pub mod files;
-pub mod life;
+pub mod lifecycle;
 pub mod limits;
 pub mod terminals;
 
@@ -20,54 +20,59 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// No behaviour takes longer, on a machine that runs other tests as well.
+/// Deadline of one test, on a machine that runs other tests as well.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A driver under test.
 pub trait Subject {
-    /// Starts it, as a server does; again on the same data, as the next server does.
+    /// Starts the driver, as a server does; later calls use the same data directory, as after a restart.
     fn start(&self) -> Arc<dyn Driver>;
 
-    /// Kills a sandbox from outside, as the machine's administrator could.
+    /// Kills a sandbox from outside, as root on the host could.
     fn kill(&self, id: &SandboxId);
 
-    /// Everything of its sandboxes that the machine holds.
+    /// Leftovers of sandboxes on the host: processes, cgroups, mounts, files.
     fn traces(&self) -> Vec<String>;
 }
 
-/// A driver at work.
+/// A running driver under test.
 pub struct Lab {
     subject: Box<dyn Subject>,
     driver: Arc<dyn Driver>,
 }
 
-/// A sandbox at work.
+/// A running sandbox under test.
 pub struct Cell {
-    /// Its name.
+    /// The id it was launched with.
     pub id: SandboxId,
-    /// The driver's handle.
+    /// The handle that the driver returned.
     pub sandbox: Box<dyn Sandbox>,
 }
 
-/// Makes a test of every behaviour; `$subject` is an expression that makes a [`Subject`].
+/// Generates a test for each behaviour; `$subject` is an expression that makes a [`Subject`].
 #[macro_export]
 macro_rules! conformance {
     ($subject:expr) => {
         $crate::conformance!(@ $subject;
-            commands: commands_say_how_they_ended, the_next_command_runs_whatever_was_killed,
-                output_comes_apart_and_whole,
-                input_reaches_the_command, signals_reach_the_command, a_timeout_ends_everything,
-                cancelling_ends_everything, what_runs_in_the_background_stays,
-                detached_runs_outlive_their_connection,
-                users_are_told_apart, programs_see_a_whole_system, loopback_is_all_there_is,
-                local_sockets_work;
-            terminals: terminals_are_terminals, the_foreground_is_known, terminals_end_whole;
-            files: files_come_and_go, links_do_not_lead_out, the_hosts_files_are_not_there;
-            limits: processes_are_limited, memory_is_limited, disk_is_limited,
-                limits_can_be_bound_late;
-            life: sandboxes_outlive_the_server, destroying_leaves_nothing, death_is_noticed,
-                leftovers_are_swept, many_at_once, nothing_is_shared,
-                frozen_is_frozen, frozen_is_destroyed, frozen_is_swept;
+            commands: commands_report_exit_codes_and_signals,
+                a_command_runs_after_all_processes_were_killed,
+                output_streams_are_separate_and_complete, input_reaches_the_command,
+                signals_reach_the_command, a_timeout_kills_the_process_tree,
+                cancelling_kills_the_process_tree, background_processes_survive_their_command,
+                detached_runs_outlive_their_connection, commands_run_as_the_requested_user,
+                programs_see_a_whole_system, loopback_is_the_only_network, local_sockets_work;
+            terminals: terminals_support_resize_and_control_characters,
+                the_foreground_process_group_is_known, ending_a_terminal_kills_its_process_tree;
+            files: files_can_be_written_read_listed_moved_removed, symlinks_do_not_escape_the_root,
+                the_hosts_files_are_not_there;
+            limits: processes_are_limited, memory_is_limited, page_cache_is_reclaimed_before_oom_kills,
+                disk_is_limited, limits_can_be_changed_after_launch;
+            lifecycle: sandboxes_outlive_the_server, destroying_leaves_nothing,
+                a_dead_sandbox_is_reported, unknown_sandboxes_are_swept,
+                concurrent_launches_do_not_interfere, a_thousand_concurrent_destroys,
+                a_dropped_destroy_still_completes, nothing_is_shared,
+                freeze_stops_all_processes_until_thaw, a_frozen_sandbox_can_be_destroyed,
+                a_frozen_sandbox_can_be_swept;
         );
     };
     (@ $subject:expr; $($group:ident: $($name:ident),+;)+) => {
@@ -80,7 +85,7 @@ macro_rules! conformance {
     };
 }
 
-/// Runs one behaviour, and sees to it that nothing stays.
+/// Runs one test, and checks that it leaves nothing on the host.
 pub fn run(subject: Box<dyn Subject>, behaviour: impl AsyncFnOnce(&mut Lab)) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -93,7 +98,7 @@ pub fn run(subject: Box<dyn Subject>, behaviour: impl AsyncFnOnce(&mut Lab)) {
         let within = async { tokio::time::timeout(PATIENCE, behaviour(&mut lab)).await };
         runtime.block_on(within).expect("the test hangs");
     }));
-    // A test that failed leaves nothing either.
+    // Cleans up after a failed test too.
     let swept = runtime.block_on(lab.driver.sweep(&HashSet::new()));
     if let Err(panic) = done {
         resume_unwind(panic);
@@ -105,16 +110,17 @@ pub fn run(subject: Box<dyn Subject>, behaviour: impl AsyncFnOnce(&mut Lab)) {
 // === impl Lab ===
 
 impl Lab {
-    /// A sandbox with the usual limits.
+    /// Launches a sandbox with default limits.
     pub async fn launch(&self) -> Cell {
         self.launch_with(Limits::default()).await
     }
 
-    /// A sandbox with these limits.
+    /// Launches a sandbox with these limits.
     pub async fn launch_with(&self, limits: Limits) -> Cell {
         let spec = SandboxSpec {
             id: SandboxId::random(),
             template: Template::Host,
+            layers: Vec::new(),
             limits,
         };
         let sandbox = self.driver.launch(&spec).await;
@@ -126,9 +132,9 @@ impl Lab {
         }
     }
 
-    /// Ends the driver and starts it again on the same data.
+    /// Drops the driver and starts it again on the same data directory.
     pub fn restart(&mut self) {
-        // The old one goes first: it shares a lock with its launcher.
+        // Dropped first: it shares a lock with its launcher.
         self.driver = Arc::new(crate::FakeDriver::new());
         self.driver = self.subject.start();
     }
@@ -147,12 +153,12 @@ impl Lab {
 // === impl Cell ===
 
 impl Cell {
-    /// How to call its guest.
+    /// A client of its guest.
     fn host(&self) -> Host<'_> {
         Host(self.sandbox.guest())
     }
 
-    /// Runs a shell script as root, to its end.
+    /// Runs a shell script as root and waits for its end.
     pub async fn sh(&self, script: &str) -> Ran {
         let ran = self.host().exec(call::sh(script)).await;
         ran.unwrap_or_else(|error| panic!("{script}: {error:?}"))

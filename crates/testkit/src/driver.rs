@@ -1,4 +1,4 @@
-//! A driver whose sandboxes are threads of the test: no isolation, and every failure at hand.
+//! Fake driver: sandboxes are threads of the test, without isolation, with fault injection.
 
 use crate::scripted::{self, Script};
 use crate::thread::GuestThread;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// A driver whose sandboxes are threads of the test. Clones share everything.
+/// A fake driver whose sandboxes are threads of the test. Clones share their state.
 #[derive(Clone)]
 pub struct FakeDriver(Arc<Inner>);
 
@@ -24,7 +24,7 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// None: the real guest, in this process.
+    /// The script of new sandboxes; none is the real guest, in this process.
     script: Option<Script>,
     probe: Option<Probe>,
     fail_next_launch: Option<String>,
@@ -49,7 +49,7 @@ struct FakeSandbox {
     limit_events: Mutex<LimitEvents>,
 }
 
-/// What the engine holds.
+/// The `Sandbox` that the engine gets.
 struct Handle {
     driver: Arc<Inner>,
     sandbox: Arc<FakeSandbox>,
@@ -58,12 +58,12 @@ struct Handle {
 // === impl FakeDriver ===
 
 impl FakeDriver {
-    /// Sandboxes run the real guest in this process: commands run on this machine, as this user.
+    /// A driver that runs the real guest in this process: commands run on this machine, as this user.
     pub fn new() -> Self {
         Self::of_kind(RuntimeKind::Native)
     }
 
-    /// The same, posing as another kind.
+    /// The same, reporting another [`RuntimeKind`].
     pub fn of_kind(kind: RuntimeKind) -> Self {
         let dir = tempfile::tempdir().expect("a test can make a directory");
         Self(Arc::new(Inner {
@@ -73,73 +73,73 @@ impl FakeDriver {
         }))
     }
 
-    /// Sandboxes follow a script.
+    /// A driver with scripted guests.
     pub fn scripted(script: Script) -> Self {
         let driver = Self::new();
         driver.set_script(Some(script));
         driver
     }
 
-    /// What sandboxes launched from now on follow; none is the real guest.
+    /// Sets the script of sandboxes launched from now on; none is the real guest.
     pub fn set_script(&self, script: Option<Script>) {
         self.0.state().script = script;
     }
 
-    /// What it says of itself.
+    /// Sets the result of `probe`.
     pub fn set_probe(&self, probe: Probe) {
         self.0.state().probe = Some(probe);
     }
 
-    /// Makes the next launch fail with this message.
+    /// Fails the next launch with this message.
     pub fn fail_next_launch(&self, message: &str) {
         self.0.state().fail_next_launch = Some(message.to_owned());
     }
 
-    /// Makes this many launches fail.
+    /// Fails this many launches.
     pub fn fail_launches(&self, times: usize) {
         self.0.state().launches_to_fail = times;
     }
 
-    /// Makes changing limits fail, or work again.
+    /// Sets whether changing limits fails.
     pub fn fail_set_limits(&self, fail: bool) {
         self.0.state().fail_set_limits = fail;
     }
 
-    /// Makes freezing fail, or work again.
+    /// Sets whether freezing fails.
     pub fn fail_freeze(&self, fail: bool) {
         self.0.state().fail_freeze = fail;
     }
 
-    /// Whether a sandbox is frozen. Its processes are the test's and go on.
+    /// Whether a sandbox is frozen. Its processes belong to the test and are not stopped.
     pub fn is_frozen(&self, id: &SandboxId) -> bool {
         let sandbox = self.0.state().sandboxes.get(id).cloned();
         let sandbox = sandbox.expect("a test asks for a sandbox that exists");
         sandbox.frozen.load(Ordering::Relaxed)
     }
 
-    /// Makes this many destructions fail.
+    /// Fails this many calls of `destroy`.
     pub fn fail_destroys(&self, times: usize) {
         self.0.state().destroys_to_fail = times;
     }
 
-    /// Makes launches take this long.
+    /// Sets how long launches take.
     pub fn set_launch_delay(&self, delay: Duration) {
         self.0.state().launch_delay = delay;
     }
 
-    /// Kills a sandbox, as the kernel would; its traces stay until it is destroyed or swept.
+    /// Kills a sandbox, as the kernel would; it is listed until it is destroyed or swept.
     pub fn kill(&self, id: &SandboxId) {
         let sandbox = self.0.state().sandboxes.get(id).cloned();
         sandbox.expect("a test kills a sandbox that exists").die();
     }
 
-    /// Kills only a sandbox's guest: nobody is told.
+    /// Kills only the guest of a sandbox, without reporting the sandbox dead.
     pub fn kill_guest(&self, id: &SandboxId) {
         let sandbox = self.0.state().sandboxes.get(id).cloned();
         drop(lock(&sandbox.expect("a test kills a guest that exists").guest).take());
     }
 
-    /// What a sandbox says of its limits from now on.
+    /// Sets the limit counters (OOM kills and the like) of a sandbox.
     pub fn set_limit_events(&self, id: &SandboxId, events: LimitEvents) {
         let sandbox = self.0.state().sandboxes.get(id).cloned();
         *lock(
@@ -149,7 +149,7 @@ impl FakeDriver {
         ) = events;
     }
 
-    /// What a sandbox may use.
+    /// The current limits of a sandbox.
     pub fn limits(&self, id: &SandboxId) -> Limits {
         let sandbox = self.0.state().sandboxes.get(id).cloned();
         *lock(
@@ -159,17 +159,17 @@ impl FakeDriver {
         )
     }
 
-    /// Sandboxes of which anything is left.
+    /// Sandboxes that are not destroyed or swept.
     pub fn sandboxes(&self) -> Vec<SandboxId> {
         self.0.state().sandboxes.keys().cloned().collect()
     }
 
-    /// How many were ever launched.
+    /// Number of successful launches.
     pub fn launched(&self) -> usize {
         self.0.state().launched
     }
 
-    /// How many launches there were, also those that failed.
+    /// Number of launches, including failed ones.
     pub fn launches_tried(&self) -> usize {
         self.0.state().launches_tried
     }
@@ -221,7 +221,7 @@ impl Driver for FakeDriver {
                 GuestThread::start(&socket, |listener| scripted::serve(listener, script))
             }
             None => GuestThread::start(&socket, |listener| {
-                k8e_guest::serve(listener, k8e_guest::Config::default())
+                k8e_guest::serve(listener, None, k8e_guest::Config::default())
             }),
         };
         let sandbox = Arc::new(FakeSandbox {
@@ -245,7 +245,11 @@ impl Driver for FakeDriver {
         }))
     }
 
-    async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
+    async fn adopt(
+        &self,
+        id: &SandboxId,
+        _limits: &Limits,
+    ) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
         let sandbox = self
             .0
             .state()

@@ -1,6 +1,6 @@
-//! What tests stand on: a driver without isolation, and guests that say what a test wants them to.
+//! Test support: a fake driver without isolation, an in-process guest, and scripted (hostile) guests.
 //!
-//! Only ever a dev-dependency. [`mod@conformance`] is the suite that every driver must pass.
+//! A dev-dependency only. [`mod@conformance`] is the conformance suite that every driver must pass.
 
 pub mod conformance;
 

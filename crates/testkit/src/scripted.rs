@@ -1,4 +1,4 @@
-//! A guest that says what a test wants it to, also what no honest guest would.
+//! A scripted guest for tests: it sends any replies, also malformed and hostile ones.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "a script knows the calls it wants"
@@ -15,27 +15,27 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{UnixListener, UnixStream};
 
-/// What to do on a connection, given its request. None is what a good guest would say to hello.
+/// The steps for a connection, given its request. None is the normal reply to `Hello`.
 pub type Script = Arc<dyn Fn(&request::Call) -> Option<Vec<Step>> + Send + Sync>;
 
-/// One thing to do on a connection. After the last it is closed.
+/// One step on a connection. After the last it is closed.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Say this.
+    /// Sends a reply.
     Reply(reply::Reply),
-    /// Send these bytes as they are.
+    /// Sends bytes without framing.
     Raw(Vec<u8>),
-    /// Do nothing for a while.
+    /// Waits for this long.
     Pause(Duration),
-    /// Take the host's input up to its end.
+    /// Reads the host's input up to its end.
     TakeInput,
-    /// Do nothing until the host closes.
+    /// Waits until the host closes.
     Stall,
-    /// Say this until the host closes.
+    /// Sends this reply repeatedly until the host closes.
     Flood(reply::Reply),
 }
 
-/// A guest that follows a script. Dropping it ends it.
+/// A running scripted guest. Dropping it closes its connections.
 pub struct ScriptedGuest {
     _thread: GuestThread,
 }
@@ -43,7 +43,7 @@ pub struct ScriptedGuest {
 // === impl ScriptedGuest ===
 
 impl ScriptedGuest {
-    /// Listens at `path`.
+    /// Starts the guest, listening at `path`.
     pub fn start(path: &Path, script: Script) -> std::io::Result<Self> {
         Ok(Self {
             _thread: GuestThread::start(path, |listener| serve(listener, script))?,
@@ -51,7 +51,7 @@ impl ScriptedGuest {
     }
 }
 
-/// What a good guest says to hello.
+/// The normal reply to `Hello`.
 pub fn hello() -> reply::Reply {
     reply::Reply::Hello(HelloReply {
         processes: 0,
@@ -60,7 +60,7 @@ pub fn hello() -> reply::Reply {
     })
 }
 
-/// A reply as it travels.
+/// A reply encoded with its length prefix.
 pub fn frame(reply: reply::Reply) -> Vec<u8> {
     let mut bytes = Vec::new();
     let message = Reply { reply: Some(reply) };
@@ -87,7 +87,7 @@ pub(crate) async fn serve(listener: UnixListener, script: Script) {
 }
 
 async fn answer(stream: UnixStream, script: Script) {
-    // Two views of one socket: one that speaks the protocol, one that does not care.
+    // Two handles of one socket: one with the protocol, one for raw bytes.
     let stream = stream
         .into_std()
         .expect("a connection can leave the runtime");

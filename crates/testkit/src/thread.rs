@@ -1,4 +1,5 @@
-//! A guest on a thread and a runtime of its own: it dies whole, and a test's paused clock does not stop it.
+//! A guest on a separate thread with its own tokio runtime: it can be killed as a whole, and the paused
+//! clock of a test does not affect it.
 
 use std::future::Future;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::thread::JoinHandle;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 
-/// A guest under way. Dropping it ends it: every connection closes at once, as when a sandbox dies.
+/// A running guest. Dropping it closes every connection at once, as when a sandbox dies.
 pub(crate) struct GuestThread {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -15,7 +16,7 @@ pub(crate) struct GuestThread {
 // === impl GuestThread ===
 
 impl GuestThread {
-    /// Listens at `path` before it returns.
+    /// Starts the thread; the guest listens at `path` when this returns.
     pub(crate) fn start<F, G>(path: &Path, serve: F) -> std::io::Result<Self>
     where
         F: FnOnce(UnixListener) -> G + Send + 'static,
@@ -50,7 +51,7 @@ impl Drop for GuestThread {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A guest that panicked has already failed its test's expectations.
+            // A guest that panicked has already failed the test.
             thread.join().ok();
         }
     }

@@ -1,4 +1,4 @@
-//! Length-prefixed messages over any byte stream.
+//! Length-prefixed framing of protobuf messages over a byte stream.
 
 use bytes::{Buf, BufMut, BytesMut};
 use prost::Message;
@@ -6,33 +6,33 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 const PREFIX_BYTES: usize = 4;
 
-/// Why a connection to the other end is of no more use.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// The stream failed.
     #[error("the connection failed")]
     Io(#[source] std::io::Error),
-    /// The stream ended inside a frame, or where one was due.
+    /// EOF inside a frame, or where a frame was expected.
     #[error("the connection ended in the middle of a call")]
     Eof,
-    /// A frame says it is larger than this end takes.
+    /// The length prefix of a frame exceeds the limit of this end.
     #[error("a frame of {bytes} bytes, at most {max} are taken")]
     TooLarge {
-        /// What the frame says.
+        /// Length prefix of the frame.
         bytes: usize,
-        /// What this end takes.
+        /// Limit of this end.
         max: usize,
     },
-    /// A frame is not a message.
+    /// A frame cannot be decoded.
     #[error("a frame that is not a message")]
     Decode(#[source] prost::DecodeError),
-    /// A message that does not belong at this point of the call.
+    /// A valid message that is not expected at this point of the call.
     #[error("a message out of turn: {0}")]
     OutOfTurn(&'static str),
 }
 
-/// Reads messages. Cancel safe: a dropped `next` loses nothing.
+/// Decodes messages from a stream. Cancel safe: dropping `next` loses no bytes.
 #[derive(Debug)]
 pub struct FrameReader<R> {
     io: R,
@@ -40,7 +40,7 @@ pub struct FrameReader<R> {
     frame_bytes_max: usize,
 }
 
-/// Writes messages. Not cancel safe: a dropped `send` may leave half a frame.
+/// Encodes messages to a stream. Not cancel safe: dropping `send` may leave a partial frame.
 #[derive(Debug)]
 pub struct FrameWriter<W> {
     io: W,
@@ -50,7 +50,7 @@ pub struct FrameWriter<W> {
 // === impl FrameReader ===
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Reads from `io` and refuses frames over `frame_bytes_max`.
+    /// Reads from `io` and rejects frames over `frame_bytes_max`.
     pub fn new(io: R, frame_bytes_max: usize) -> Self {
         Self {
             io,
@@ -59,12 +59,12 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// What it reads from.
+    /// The underlying reader.
     pub fn get_ref(&self) -> &R {
         &self.io
     }
 
-    /// The next message, or none when the other end closed between two.
+    /// The next message; none at EOF between two messages.
     pub async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, WireError> {
         loop {
             if let Some(message) = self.take()? {
@@ -86,7 +86,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    fn take<M: Message + Default>(&mut self) -> Result<Option<M>, WireError> {
+    /// The next message, if all of it was read already.
+    pub(crate) fn take<M: Message + Default>(&mut self) -> Result<Option<M>, WireError> {
         let Some(prefix) = self.buffer.first_chunk::<PREFIX_BYTES>() else {
             self.buffer.reserve(PREFIX_BYTES + 1024);
             return Ok(None);
@@ -99,7 +100,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             });
         }
         if self.buffer.len() < PREFIX_BYTES + bytes {
-            // Grow with what arrives, at most a chunk ahead: a peer that only announces much costs nothing.
+            // Grow with the bytes that arrive, at most a chunk ahead: a large prefix alone costs no memory.
             let missing = PREFIX_BYTES + bytes - self.buffer.len();
             self.buffer.reserve(missing.min(crate::CHUNK_BYTES));
             return Ok(None);
@@ -113,28 +114,28 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 // === impl FrameWriter ===
 
 impl<W: AsyncWrite + Unpin> FrameWriter<W> {
-    /// Writes to `io`.
+    /// Writes to `io`, with an empty buffer.
     pub fn new(io: W) -> Self {
         Self::with_held(io, BytesMut::new())
     }
 
-    /// Writes to `io`, first what is held already.
+    /// Writes to `io`, starting with the encoded bytes in `buffer`.
     pub(crate) fn with_held(io: W, buffer: BytesMut) -> Self {
         Self { io, buffer }
     }
 
-    /// Writes one message, and what was [held](Self::hold) before it.
+    /// Writes one message, after those that are [buffered](Self::hold).
     pub async fn send<M: Message>(&mut self, message: &M) -> Result<(), WireError> {
         self.hold(message)?;
         self.flush().await
     }
 
-    /// Keeps a message until the next is sent, or [`Self::flush`] is called.
+    /// Buffers a message until the next [`Self::send`] or [`Self::flush`].
     pub fn hold<M: Message>(&mut self, message: &M) -> Result<(), WireError> {
         put(&mut self.buffer, message)
     }
 
-    /// Writes what is held.
+    /// Writes the buffered messages.
     pub async fn flush(&mut self) -> Result<(), WireError> {
         if self.buffer.is_empty() {
             return Ok(());
@@ -146,7 +147,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     }
 }
 
-/// Adds a message with its length to `buffer`.
+/// Appends a message with its length prefix to `buffer`.
 pub(crate) fn put<M: Message>(buffer: &mut BytesMut, message: &M) -> Result<(), WireError> {
     let bytes = message.encoded_len();
     let prefix = u32::try_from(bytes).map_err(|_| WireError::TooLarge {
@@ -181,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_arrives(data in proptest::collection::vec(any::<u8>(), 0..2000), split in 1usize..64) {
+        fn messages_round_trip(data in proptest::collection::vec(any::<u8>(), 0..2000), split in 1usize..64) {
             runtime().block_on(async {
                 let (a, b) = tokio::io::duplex(split);
                 let (mut writer, mut reader) = (FrameWriter::new(a), FrameReader::new(b, 4096));
@@ -199,7 +200,7 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_an_error_or_a_message_never_a_panic(data in proptest::collection::vec(any::<u8>(), 0..512)) {
+        fn arbitrary_bytes_never_panic(data in proptest::collection::vec(any::<u8>(), 0..512)) {
             runtime().block_on(async {
                 let mut reader = FrameReader::new(data.as_slice(), 256);
                 while let Ok(Some(_)) = reader.next::<Reply>().await {}
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announced_giant_is_refused_before_it_is_held() {
+    fn an_oversized_frame_is_rejected_by_its_prefix() {
         runtime().block_on(async {
             let mut reader = FrameReader::new(&[0xff, 0xff, 0xff, 0xff][..], 1024);
             assert!(matches!(
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_inside_a_frame_is_told() {
+    fn eof_inside_a_frame_is_an_error() {
         runtime().block_on(async {
             let mut reader = FrameReader::new(&[0, 0, 0, 9, 1][..], 1024);
             assert!(matches!(reader.next::<Reply>().await, Err(WireError::Eof)));

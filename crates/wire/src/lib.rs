@@ -1,24 +1,27 @@
-//! The protocol between the host and the guest: messages, framing, and a connection for each end.
+//! Wire protocol between host and guest: protobuf messages, length-prefixed framing, and a typed
+//! connection for each end.
 //!
-//! One connection carries one call. The host speaks first with a [`Request`](proto::Request);
-//! closing the connection cancels. The host never believes the guest: a frame of the guest's is
-//! at most [`GUEST_FRAME_BYTES_MAX`], and what it holds is decoded before it is used.
+//! One connection carries one call. The host sends a [`Request`](proto::Request) first; closing the
+//! connection cancels the call. The host does not trust the guest: its frames are at most
+//! [`GUEST_FRAME_BYTES_MAX`], and are decoded before they are used.
 
 mod connection;
 mod frame;
 pub mod proto;
+mod rate_limit;
 
 pub use connection::{GuestEnd, HostEnd, Inputs, Replies, ReplySink, Requests};
 pub use frame::{FrameReader, FrameWriter, WireError};
+pub use rate_limit::RateLimit;
 
-/// What both ends say in `Hello`; a guest with another number is not used.
+/// Protocol version, exchanged in `Hello`; a guest with another version is not used.
 pub const PROTOCOL: u32 = 1;
 
-/// Largest frame that the host takes from a guest: a chunk and its envelope, with room.
+/// Largest frame that the host accepts from a guest, in bytes: a chunk and its envelope, with room.
 pub const GUEST_FRAME_BYTES_MAX: usize = 512 * 1024;
 
-/// Largest frame that the guest takes: the largest code of a run, with room for its environment.
+/// Largest frame that the guest accepts, in bytes: the largest code of a run and its environment.
 pub const HOST_FRAME_BYTES_MAX: usize = 18 * 1024 * 1024;
 
-/// Bytes of output or file content that one frame carries.
+/// Largest chunk of output or file content in one frame, in bytes.
 pub const CHUNK_BYTES: usize = 128 * 1024;

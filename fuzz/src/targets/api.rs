@@ -1,16 +1,12 @@
-//! Requests of clients: bytes to messages to what the engine is asked. The first byte says which.
+//! Requests of `k8e.v1` clients: decoding and conversion to model types. The first byte selects the call.
 
 use super::model::{check_env, check_path};
 use crate::outcome;
 use k8e_api::{convert, v1};
 use k8e_model::{
-    Command, Error, Lifetime, Limits, Program, RULES_MAX, SECRET_REFS_MAX, SessionSpec,
+    Command, Error, Limits, Program, RULES_MAX, RunRequest, RunTarget, SECRET_REFS_MAX, SessionSpec,
 };
 use prost::Message;
-use std::time::Duration;
-
-/// Longest that a server runs a command when nobody says.
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) fn requests(bytes: &[u8]) -> u64 {
     let Some((kind, message)) = bytes.split_first() else {
@@ -71,7 +67,7 @@ pub(super) fn requests(bytes: &[u8]) -> u64 {
     outcome(&format!("{}{told}", kind % 16))
 }
 
-/// What a call says to this message. One that can be read can be sent again.
+/// The result of a call with this message. A message that was decoded round-trips.
 pub(super) fn with<M: Message + Default + PartialEq + Clone>(
     bytes: &[u8],
     call: impl FnOnce(M) -> Result<(), Error>,
@@ -91,24 +87,28 @@ pub(super) fn with<M: Message + Default + PartialEq + Clone>(
 }
 
 fn create(message: v1::CreateSessionRequest) -> Result<(), Error> {
-    check_spec(&convert::session_spec(
-        message,
-        Limits::default(),
-        Lifetime::default(),
-    )?);
+    check_spec(&convert::session_spec(message)?);
     Ok(())
 }
 
-fn run(mut start: v1::RunStart) -> Result<(), Error> {
-    check_command(&convert::command(&mut start, TIMEOUT)?);
-    start.create.map_or(Ok(()), create)
+fn run(start: v1::RunStart) -> Result<(), Error> {
+    check_run(&convert::run_request(start)?);
+    Ok(())
 }
 
-fn background(mut start: v1::RunStart) -> Result<(), Error> {
-    let command = convert::background_command(&mut start)?;
-    assert!(!command.stdin);
-    check_command(&command);
+fn background(start: v1::RunStart) -> Result<(), Error> {
+    let request = convert::background_request(start)?;
+    assert!(!request.command.stdin);
+    check_run(&request);
     Ok(())
+}
+
+fn check_run(request: &RunRequest) {
+    check_command(&request.command);
+    match &request.target {
+        RunTarget::Tenant(spec) | RunTarget::Fresh(spec) => check_spec(spec),
+        RunTarget::Existing(_) => {}
+    }
 }
 
 fn terminal(mut request: v1::CreateTerminalRequest) -> Result<(), Error> {
@@ -120,9 +120,10 @@ fn terminal(mut request: v1::CreateTerminalRequest) -> Result<(), Error> {
 pub(super) fn check_spec(spec: &SessionSpec) {
     check_env(&spec.env);
     assert!(spec.secrets.iter().count() <= SECRET_REFS_MAX);
-    let limits = &spec.limits;
-    assert!(limits.memory_bytes > 0 && limits.cpu_millis > 0);
-    assert!(limits.pids > 0 && limits.disk_bytes > 0);
+    if let Ok(limits) = spec.limits.or(Limits::default()) {
+        assert!(limits.memory_bytes > 0 && limits.cpu_millis > 0);
+        assert!(limits.pids > 0 && limits.disk_bytes > 0);
+    }
     if let Some(policy) = &spec.egress {
         assert!(policy.rules().len() <= RULES_MAX);
     }

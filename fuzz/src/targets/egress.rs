@@ -1,5 +1,5 @@
-//! What a sandbox's programs send to its gate, and what comes back from outside. The decoders are
-//! private to their crate, which says there what must hold.
+//! Egress proxy: DNS queries, ClientHellos and HTTP heads of a sandbox, and replies of upstreams. The
+//! decoders are private to their crate; the invariants are in its module `fuzzing`.
 
 use crate::outcome;
 use k8e_egress::fuzzing;

@@ -1,10 +1,10 @@
-//! What somebody sends to prove who he is.
+//! Credentials: API keys and certificate signing requests.
 
 use crate::outcome;
 use k8e_gateway::fuzzing;
 use k8e_model::ApiKey;
 
-/// A key is the same in every spelling, and what is none is not repeated.
+/// An API key round-trips, and neither a valid nor an invalid one is shown in messages.
 pub(super) fn api_key(bytes: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(bytes);
     let key = ApiKey::parse(&text);
@@ -33,7 +33,7 @@ pub(super) fn api_key(bytes: &[u8]) -> u64 {
     outcome(&format!("{told}{}", sent.is_some()))
 }
 
-/// A certificate is made for a request whose signature is right, and says nothing that it asked for.
+/// A certificate is issued only for a CSR with a valid signature, and has nothing of its subject.
 pub(super) fn certificate_request(bytes: &[u8]) -> u64 {
     outcome(&fuzzing::certificate_request(&String::from_utf8_lossy(
         bytes,

@@ -1,4 +1,4 @@
-//! Requests of the server to the root launcher: a server that was taken over sends what it likes.
+//! Requests of the server to the root launcher, as a compromised server could send them.
 
 use crate::outcome;
 use k8e_driver::fuzzing;

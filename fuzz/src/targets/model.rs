@@ -1,4 +1,4 @@
-//! Texts and maps that become names, rules, paths and environments.
+//! Parsers of `model`: names, egress rules, paths, environments.
 
 use crate::outcome;
 use k8e_model::{
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
-/// One entry on each line. What is read is what is shown.
+/// Egress rules, one per line. Parsing and displaying round-trip.
 pub(super) fn egress_rules(bytes: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<&str> = text.split('\n').collect();
@@ -48,7 +48,7 @@ pub(super) fn egress_rules(bytes: &[u8]) -> u64 {
     outcome(&told(&policy.map(drop), &denied.map(drop)))
 }
 
-/// Everything that is one word, a path or a sentence.
+/// Identifiers, paths and single-line texts.
 pub(super) fn names(bytes: &[u8]) -> u64 {
     let path = check_path(bytes);
     let text = String::from_utf8_lossy(bytes);
@@ -69,7 +69,7 @@ pub(super) fn names(bytes: &[u8]) -> u64 {
         text.parse::<Language>().is_ok(),
         text.parse::<Phase>().is_ok(),
     ];
-    // They become names of files and of other things.
+    // Used as file names.
     if words[0] || words[1] || words[2] {
         assert!(!text.is_empty() && text.len() <= 128 && text != "..");
         assert!(!text.contains(['/', '\0', '\n', ' ']));
@@ -83,7 +83,7 @@ pub(super) fn names(bytes: &[u8]) -> u64 {
     outcome(&format!("{words:?}{texts}{}", told(&path, &Ok(()))))
 }
 
-/// Lines of `name=value`, and the same as JSON.
+/// An environment as lines of `name=value`, and as JSON.
 pub(super) fn maps(bytes: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(bytes);
     let pairs = text.split('\n').filter_map(|line| line.split_once('='));
@@ -104,7 +104,7 @@ pub(super) fn maps(bytes: &[u8]) -> u64 {
     outcome(&told(&env.map(drop), &labels.map(drop)))
 }
 
-/// A path stays where it belongs.
+/// A path stays below its root.
 pub(super) fn check_path(bytes: &[u8]) -> Result<(), Error> {
     let path = GuestPath::parse(bytes)?;
     let inner = path.as_bytes();
@@ -117,7 +117,7 @@ pub(super) fn check_path(bytes: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// An environment that the kernel takes, within its bounds.
+/// An environment that `execve` accepts, within the limits.
 pub(super) fn check_env(env: &Env) {
     let mut bytes = 0;
     for (name, value) in env.iter() {
@@ -127,7 +127,7 @@ pub(super) fn check_env(env: &Env) {
     assert!(env.iter().count() <= 64 && bytes <= 32 * 1024);
 }
 
-/// Whether it is one; then it is what it shows.
+/// Whether the text parses; then parsing and displaying round-trip.
 fn same<T: FromStr + Display + PartialEq + Debug>(text: &str) -> bool {
     let Ok(one) = text.parse::<T>() else {
         return false;
@@ -137,7 +137,7 @@ fn same<T: FromStr + Display + PartialEq + Debug>(text: &str) -> bool {
     true
 }
 
-/// What can be read from JSON can be kept, and read again.
+/// A value that was parsed from JSON round-trips.
 fn kept<T>(bytes: &[u8])
 where
     T: serde::de::DeserializeOwned + serde::Serialize + PartialEq + Debug,

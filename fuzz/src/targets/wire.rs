@@ -1,4 +1,4 @@
-//! Frames: what a guest answers, and what it is asked.
+//! Frames of the guest protocol, in both directions.
 
 use crate::outcome;
 use futures::FutureExt as _;
@@ -9,13 +9,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// A peer that has sent all of it, and of whom so much is read at once.
+/// A reader that returns a limited number of bytes per read.
 struct Pieces<'a> {
     bytes: &'a [u8],
     each: usize,
 }
 
-/// However they are cut, the same frames come out, and each is what it is when it is sent again.
+/// Decoding does not depend on read sizes, and each frame round-trips.
 pub(super) fn frames(bytes: &[u8]) -> u64 {
     let (replies, end) = read::<Reply>(bytes, usize::MAX, GUEST_FRAME_BYTES_MAX);
     let (in_pieces, same_end) = read::<Reply>(bytes, 1 + bytes.len() % 7, GUEST_FRAME_BYTES_MAX);

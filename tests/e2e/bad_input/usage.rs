@@ -82,7 +82,7 @@ fn flags_of_the_server_that_cannot_work() {
         ("--max-sessions", "0", &["1..=100000", "--help"]),
         ("--pool-max", "5000", &["a pool of 5000", "1024"]),
         ("--pool-min", "17", &["--pool-max"]),
-        ("--run-timeout", "never", &["a run must end", "30s"]),
+        ("--run-timeout", "never", &["cannot be never", "30s"]),
         ("--listen", "here", &["127.0.0.1:50051", "none"]),
         ("--metrics-listen", "here", &["127.0.0.1:9464"]),
         ("--log", "=,=", &["--log", "info"]),
@@ -151,7 +151,7 @@ fn limits_out_of_range() {
     );
     refused(
         &server.k8e(&["sandbox", "create", "--template", "nothing"]),
-        &["nothing", "host"],
+        &["nothing", "k8e template list"],
     );
     assert!(server.session_ids().is_empty());
     server.assert_traces(0);

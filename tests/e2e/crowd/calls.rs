@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Response, Status};
 
 /// Nobody waits longer for anything, with two hundred others on two CPUs.
-const PATIENCE: Duration = Duration::from_secs(120);
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(super) struct Caller {
     pub(super) client: Client,
@@ -404,8 +404,8 @@ impl Caller {
         call: impl Future<Output = Answer<T>>,
     ) -> Option<T> {
         let since = Instant::now();
-        let answer = tokio::time::timeout(PATIENCE, call).await;
-        let answer = answer.unwrap_or_else(|_| panic!("{name} did not answer in {PATIENCE:?}"));
+        let answer = tokio::time::timeout(CALL_TIMEOUT, call).await;
+        let answer = answer.unwrap_or_else(|_| panic!("{name} did not answer in {CALL_TIMEOUT:?}"));
         self.times
             .lock()
             .unwrap()

@@ -259,7 +259,7 @@ fn package_managers_that_are_denied() {
         assert_eq!(ran.out(), "npm 1\npip 1\n", "{}", ran.all());
         let hint = format!(
             "k8e: the sandbox may not reach npm.example, pip.example: \
-             `k8e sandbox allow-hosts --session-id {} --add npm.example,pip.example` does\n",
+             `k8e sandbox allow-hosts --session-id {} --add npm.example,pip.example` allows it\n",
             inside.session.id
         );
         assert!(ran.err().ends_with(&hint), "{}", ran.all());

@@ -7,15 +7,15 @@ use std::process::Command;
 /// What the packages and the repository have inside, for a test to print.
 pub const PACKAGED: &str = "packaged by the miniature internet";
 
-/// Writes a wheel; arguments are the file and what its module says.
+/// Writes a wheel; arguments are the file, the package, its version, the source of its module and its `console_scripts`.
 const WHEEL: &str = r#"
 import sys, zipfile
-file, says = sys.argv[1:]
-info = "miniature-1.0.dist-info/"
+file, package, version, source, scripts = sys.argv[1:]
+info = f"{package}-{version}.dist-info/"
 parts = {
-    "miniature.py": f"SAYS = {says!r}\ndef main(): print(SAYS)\n",
-    info + "entry_points.txt": "[console_scripts]\nminiature = miniature:main\n",
-    info + "METADATA": "Metadata-Version: 2.1\nName: miniature\nVersion: 1.0\n",
+    package + ".py": source,
+    info + "entry_points.txt": f"[console_scripts]\n{scripts}\n",
+    info + "METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n",
     info + "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
 }
 with zipfile.ZipFile(file, "w") as wheel:
@@ -24,19 +24,48 @@ with zipfile.ZipFile(file, "w") as wheel:
     wheel.writestr(info + "RECORD", record)
 "#;
 
+/// A Python package of one module.
+#[derive(Clone, Copy, Debug)]
+pub struct Wheel<'a> {
+    /// Name of the package and of its module.
+    pub package: &'a str,
+    /// Version of the package.
+    pub version: &'a str,
+    /// Python source of the module.
+    pub source: &'a str,
+    /// Programs that it installs, as in `entry_points.txt`; may be empty.
+    pub scripts: &'a str,
+}
+
 impl Internet {
     /// A package index for pip at `https://{name}/simple/`, with `miniature` in it.
     pub fn publish_wheel(&self, name: &str) {
-        let files = self.files(name).join("simple/miniature");
+        let wheel = Wheel {
+            package: "miniature",
+            version: "1.0",
+            source: &format!("SAYS = {PACKAGED:?}\ndef main(): print(SAYS)\n"),
+            scripts: "miniature = miniature:main",
+        };
+        self.publish_to_index(name, wheel);
+    }
+
+    /// Adds a package to the index (PEP 503) at `https://{name}/simple/`.
+    pub fn publish_to_index(&self, name: &str, wheel: Wheel<'_>) {
+        let Wheel {
+            package, version, ..
+        } = wheel;
+        let files = self.files(name).join("simple").join(package);
         std::fs::create_dir_all(&files).unwrap();
-        let wheel = "miniature-1.0-py3-none-any.whl";
+        let file = format!("{package}-{version}-py3-none-any.whl");
         let mut python = Command::new("/usr/bin/python3");
-        run(python
-            .args(["-c", WHEEL])
-            .arg(files.join(wheel))
-            .arg(PACKAGED));
+        run(python.args(["-c", WHEEL]).arg(files.join(&file)).args([
+            package,
+            version,
+            wheel.source,
+            wheel.scripts,
+        ]));
         let page =
-            format!("<!DOCTYPE html><html><body><a href=\"{wheel}\">{wheel}</a></body></html>");
+            format!("<!DOCTYPE html><html><body><a href=\"{file}\">{file}</a></body></html>");
         std::fs::write(files.join("index.html"), page).unwrap();
     }
 

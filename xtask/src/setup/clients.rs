@@ -1,7 +1,7 @@
-//! Other people's clients, for the contract tests: the gRPC stacks that K8E's are made of, and that of
-//! agent-sandbox.
+//! Other people's clients, for the contract tests: the gRPC stacks that K8E's are made of, and those of agent-sandbox
+//! and E2B.
 //!
-//! They live below `target/tools`, with pinned versions. What is there with other versions, or was
+//! They live in the directory for tools, with pinned versions. What is there with other versions, or was
 //! not finished, is made anew.
 
 use crate::{Outcome, process};
@@ -24,6 +24,11 @@ const AGENT_SANDBOX: &[&str] = &[
     "kubernetes_asyncio==33.3.0",
 ];
 
+/// E2B's official clients.
+const E2B_PYTHON: &[&str] = &["e2b==2.63.0", "e2b-code-interpreter==2.11.5"];
+
+const E2B_NODE: &[&str] = &["e2b@2.51.0", "@e2b/code-interpreter@2.8.0"];
+
 /// Written last: what is there, whole.
 const DONE: &str = "installed";
 
@@ -34,7 +39,11 @@ pub(super) fn install(tools: &Path) -> Outcome {
     installed(&dir.join("agent-sandbox"), AGENT_SANDBOX, |dir| {
         python(dir, AGENT_SANDBOX)
     })?;
-    installed(&dir.join("node"), NODE, node)
+    installed(&dir.join("e2b-python"), E2B_PYTHON, |dir| {
+        python(dir, E2B_PYTHON)
+    })?;
+    installed(&dir.join("e2b-node"), E2B_NODE, |dir| node(dir, E2B_NODE))?;
+    installed(&dir.join("node"), NODE, |dir| node(dir, NODE))
 }
 
 fn installed(dir: &Path, packages: &[&str], install: impl FnOnce(&Path) -> Outcome) -> Outcome {
@@ -60,7 +69,7 @@ fn python(dir: &Path, packages: &[&str]) -> Outcome {
     process::run(command.args(packages))
 }
 
-fn node(dir: &Path) -> Outcome {
+fn node(dir: &Path, packages: &[&str]) -> Outcome {
     let npm = process::system_program("npm").ok_or("npm is missing")?;
     // A project of its own, or npm would look for one in the directories above.
     let project = dir.join("package.json");
@@ -71,5 +80,5 @@ fn node(dir: &Path) -> Outcome {
         .current_dir(dir)
         .args(["install", "--save-exact", "--ignore-scripts"])
         .args(["--no-audit", "--no-fund", "--loglevel=error"]);
-    process::run(command.args(NODE))
+    process::run(command.args(packages))
 }

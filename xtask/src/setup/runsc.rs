@@ -62,19 +62,39 @@ fn codename() -> Option<String> {
     Some(value.trim_matches('"').to_owned())
 }
 
-/// Adds the backports of this release, from the mirror that this machine uses for the release.
-fn add_backports(release: &str) -> Outcome {
+/// The mirror that this machine uses for its own release.
+pub(super) fn mirror() -> Result<String, String> {
+    let release = codename().ok_or("this system has no release name")?;
+    let known = known_mirrors()?;
+    let mirror = mirror_of(&known, &release);
+    Ok(mirror
+        .ok_or_else(|| format!("apt knows no mirror of {release}"))?
+        .to_owned())
+}
+
+/// The keys of Debian's archive, where apt does not find them by itself.
+pub(super) fn archive_keys() -> Option<&'static str> {
+    Path::new(ARCHIVE_KEYS).exists().then_some(ARCHIVE_KEYS)
+}
+
+/// Lines of `release mirror`.
+fn known_mirrors() -> Result<String, String> {
     let mut targets = apt_get();
     targets.args(["indextargets", "--format", "$(RELEASE) $(REPO_URI)"]);
-    let known = process::output(targets.arg("Created-By: Packages"))?;
+    process::output(targets.arg("Created-By: Packages"))
+}
+
+/// Adds the backports of this release, from the mirror that this machine uses for the release.
+fn add_backports(release: &str) -> Outcome {
+    let known = known_mirrors()?;
     let suite = format!("{release}-backports");
     if mirror_of(&known, &suite).is_none() {
         let mirror = mirror_of(&known, release)
             .ok_or_else(|| format!("apt knows no mirror of {release}: add {suite} by hand"))?;
         let path = format!("/etc/apt/sources.list.d/{suite}.sources");
         eprintln!("adding {path}");
-        let keys = Path::new(ARCHIVE_KEYS).exists().then_some(ARCHIVE_KEYS);
-        std::fs::write(&path, source(mirror, &suite, keys)).map_err(|e| format!("{path}: {e}"))?;
+        std::fs::write(&path, source(mirror, &suite, archive_keys()))
+            .map_err(|e| format!("{path}: {e}"))?;
     }
     process::run(apt_get().args(["update", "--quiet=2"]))
 }

@@ -1,11 +1,15 @@
-//! The code map names files; a map that names what is gone is worse than none.
+//! Code map check: every file that `ARCHITECTURE.md` names must exist.
 
 use std::path::Path;
 
-/// The map.
+/// The document with the code map.
 const MAP: &str = "ARCHITECTURE.md";
 
-/// Checks that every file the map names under a crate's heading is in that crate.
+/// The section whose paths start at the root of the repository.
+const ENTRY_POINTS: &str = "## Entry points";
+
+/// Checks that every file named below the heading of a crate is in that crate, and that every entry
+/// point exists.
 pub(super) fn check() -> Result<Vec<String>, String> {
     let text = std::fs::read_to_string(MAP).map_err(|e| format!("{MAP}: {e}"))?;
     let gone = |(_, dir, file): &(usize, &str, &str)| {
@@ -20,21 +24,24 @@ pub(super) fn check() -> Result<Vec<String>, String> {
         .collect())
 }
 
-/// Line, folder and file of every name in backquotes below a heading like "### `crates/model`"
-/// that looks like a file or a folder.
+/// Line, folder and file of every name in backquotes (in text, lists or tables) that looks like a
+/// file or a folder, below [`ENTRY_POINTS`] or a heading like "### `crates/model`".
 fn named_files(text: &str) -> Vec<(usize, &str, &str)> {
     let mut dir = None;
     let mut named = Vec::new();
     for (index, line) in text.lines().enumerate() {
         if line.starts_with('#') {
-            dir = line
-                .strip_prefix("### `")
-                .and_then(|rest| rest.split('`').next());
+            dir = match line.strip_prefix("### `") {
+                Some(rest) => rest.split('`').next(),
+                None => (line == ENTRY_POINTS).then_some("."),
+            };
             continue;
         }
         let Some(dir) = dir else { continue };
         let quoted = line.split('`').skip(1).step_by(2);
-        let files = quoted.filter(|name| name.ends_with(".rs") || name.ends_with('/'));
+        let files = quoted.filter(|name| {
+            name.ends_with(".rs") || name.ends_with(".proto") || name.ends_with('/')
+        });
         named.extend(files.map(|file| (index + 1, dir, file)));
     }
     named
@@ -50,6 +57,19 @@ mod tests {
         assert_eq!(
             named_files(text),
             [(3, "crates/x", "b.rs"), (3, "crates/x", "c/")]
+        );
+    }
+
+    #[test]
+    fn files_are_read_from_tables_and_entry_points() {
+        let text = "## Entry points\n| `a/b.proto` | `T` |\n### `fuzz`\n| `c.rs`, `d/` | `e` |\n";
+        assert_eq!(
+            named_files(text),
+            [
+                (2, ".", "a/b.proto"),
+                (4, "fuzz", "c.rs"),
+                (4, "fuzz", "d/")
+            ]
         );
     }
 }

@@ -11,6 +11,9 @@ const MARKERS: &[&str] = &["TODO", "FIXME", "XXX"];
 /// What follows the keyword where it opens something; this way the word itself may be written.
 const UNSAFE_OPENS: &[&str] = &["{", "fn", "impl", "extern", "trait"];
 
+/// What a code block in a doc comment begins with when it is not compiled.
+const TEXT_BLOCK: &str = "```text";
+
 /// Every violation in one file.
 pub(super) fn check(path: &Path, text: &str) -> Vec<String> {
     let file = path.display();
@@ -29,6 +32,12 @@ pub(super) fn check(path: &Path, text: &str) -> Vec<String> {
     if lines > FILE_LINES_MAX && !is_test(path) {
         violations.push(format!(
             "{file}: {lines} lines, at most {FILE_LINES_MAX}: split it"
+        ));
+    }
+    if let Some(number) = compiled_example(text) {
+        violations.push(format!(
+            "{file}:{number}: CI runs no doctests: put the example into examples/, or begin the \
+             block with {TEXT_BLOCK}"
         ));
     }
     for (index, line) in text.lines().enumerate() {
@@ -59,6 +68,28 @@ fn starts_with_module_doc(text: &str) -> bool {
         return line.starts_with("//!");
     }
     false
+}
+
+/// The line of the first code block in a doc comment that rustdoc would compile as a test.
+fn compiled_example(text: &str) -> Option<usize> {
+    let mut is_open = false;
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim_start();
+        let doc = line.strip_prefix("//!").or(line.strip_prefix("///"));
+        let Some(doc) = doc else {
+            is_open = false;
+            continue;
+        };
+        let doc = doc.trim();
+        if !doc.starts_with("```") {
+            continue;
+        }
+        if !is_open && doc != TEXT_BLOCK {
+            return Some(index + 1);
+        }
+        is_open = !is_open;
+    }
+    None
 }
 
 fn is_test(path: &Path) -> bool {
@@ -132,6 +163,14 @@ mod tests {
             0
         );
         assert_eq!(violations("a.rs", &body("// XXXX is not a marker")), 0);
+    }
+
+    #[test]
+    fn examples_are_not_hidden_in_doc_comments() {
+        assert_eq!(violations("a.rs", &body("//! ```text\n//! a\n//! ```")), 0);
+        assert_eq!(violations("a.rs", &body("/// ```\n/// a();\n/// ```")), 1);
+        let two = "/// ```text\n/// a\n/// ```\n/// ```no_run\n/// b\n/// ```";
+        assert_eq!(violations("a.rs", &body(two)), 1);
     }
 
     #[test]

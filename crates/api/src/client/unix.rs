@@ -1,4 +1,4 @@
-//! Reaching a Unix socket, however deep its path and however many others want in.
+//! Connects to a Unix socket: at a path of any length, and with retries while the listener's backlog is full.
 
 use hyper_util::rt::TokioIo;
 use std::io;
@@ -8,11 +8,11 @@ use tokio::net::UnixStream;
 use tonic::transport::Uri;
 use tower::service_fn;
 
-/// A full queue of a busy server empties in milliseconds; ten seconds of it is a hung one.
+/// Retries while the backlog is full. That of a busy server empties in milliseconds; ten seconds of it is a hung one.
 const BUSY_TRIES_MAX: u32 = 1000;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
-/// What tonic calls for a connection.
+/// The connector that tonic calls.
 pub(super) fn connector(
     path: PathBuf,
 ) -> impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = io::Error, Future: Send>
@@ -24,7 +24,7 @@ pub(super) fn connector(
     })
 }
 
-/// Linux answers "try again" when the listener's queue is full, where TCP would wait.
+/// Linux answers `EAGAIN` when the backlog of a Unix listener is full, where TCP would wait.
 async fn connect(path: &Path) -> io::Result<UnixStream> {
     for _ in 0..BUSY_TRIES_MAX {
         match connect_once(path).await {
@@ -40,26 +40,11 @@ async fn connect_once(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(path).await
 }
 
-/// A socket's address holds 107 bytes; through its directory's descriptor it is always short.
 #[cfg(target_os = "linux")]
 async fn connect_once(path: &Path) -> io::Result<UnixStream> {
-    use rustix::fs::{Mode, OFlags, open};
-    use std::os::fd::AsRawFd as _;
-    const ADDRESS_BYTES_MAX: usize = 107;
-
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
-        return UnixStream::connect(path).await;
-    }
-    let dir = open(
-        dir,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
-    UnixStream::connect(short).await
+    let path = k8e_net::proc_fd::SocketPath::new(path)?;
+    // Lent: tokio drops what it is given before it connects, and the descriptor must stay open until then.
+    UnixStream::connect(&path).await
 }
 
 #[cfg(all(test, target_os = "linux"))]

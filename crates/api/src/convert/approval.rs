@@ -1,4 +1,4 @@
-//! Approvals: what is asked and decided, and how they are shown.
+//! Approvals: requests and decisions to model types, and approvals to messages.
 
 use crate::v1;
 use k8e_model::{
@@ -11,7 +11,7 @@ pub fn approval_id(text: &str) -> Result<ApprovalId, Error> {
     text.parse()
 }
 
-/// What shall be approved in which session, and how long that can be decided.
+/// The action to approve, its session, and how long it can be decided.
 pub fn approval_request(
     wire: v1::RequestApprovalRequest,
 ) -> Result<(SessionId, ApprovalAction, ApprovalTime), Error> {
@@ -22,12 +22,12 @@ pub fn approval_request(
     ))
 }
 
-/// What shall be approved.
+/// The action to approve.
 pub fn approval_action(text: String) -> Result<ApprovalAction, Error> {
     text.try_into()
 }
 
-/// Why somebody decided as he did.
+/// The reason of a decision.
 pub fn approval_reason(text: String) -> Result<ApprovalReason, Error> {
     text.try_into()
 }
@@ -37,7 +37,7 @@ pub fn session_filter(text: &str) -> Result<Option<SessionId>, Error> {
     (!text.is_empty()).then(|| text.parse()).transpose()
 }
 
-/// As it is shown.
+/// An approval as a message.
 pub fn approval(approval: Approval) -> v1::Approval {
     let state = approval.state.as_str().to_owned();
     let wire = v1::Approval {

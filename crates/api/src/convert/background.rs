@@ -1,14 +1,10 @@
 //! Background runs: what starts one, and how it is shown.
 
 use crate::v1;
-use k8e_model::{BackgroundRun, Command, Error, LimitKind, RunId};
-use std::time::Duration;
+use k8e_model::{BackgroundRun, Error, LimitKind, RunId, RunRequest};
 
-/// The command of a background run. One that does not say how long it may take may take for ever.
-pub fn background_command(start: &mut v1::RunStart) -> Result<Command, Error> {
-    if start.timeout_ms == 0 {
-        start.timeout_ms = -1;
-    }
+/// The request of a `StartRun`.
+pub fn background_request(start: v1::RunStart) -> Result<RunRequest, Error> {
     if start.stdin {
         return Err(Error::invalid(
             "a background run takes no standard input: write it to a file",
@@ -19,10 +15,10 @@ pub fn background_command(start: &mut v1::RunStart) -> Result<Command, Error> {
             "a background run needs a session that stays: leave out fresh",
         ));
     }
-    super::command(start, Duration::ZERO)
+    super::run_request(start)
 }
 
-/// A run's name.
+/// The run that a call names.
 pub fn run_id(text: &str) -> Result<RunId, Error> {
     if text.is_empty() {
         return Err(Error::invalid("run_id required"));
@@ -60,7 +56,8 @@ pub fn background_run(run: BackgroundRun) -> v1::BackgroundRun {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8e_model::{BackgroundStatus, SessionId};
+    use k8e_model::{BackgroundStatus, SessionId, TimeLimit};
+    use std::time::Duration;
 
     fn start() -> v1::RunStart {
         let argv = v1::Argv {
@@ -75,15 +72,15 @@ mod tests {
     #[test]
     fn a_background_run_has_its_own_rules() {
         let timeout = |timeout_ms| {
-            let mut start = v1::RunStart {
+            let start = v1::RunStart {
                 timeout_ms,
                 ..start()
             };
-            background_command(&mut start).unwrap().timeout
+            background_request(start).unwrap().command.timeout
         };
-        assert_eq!(timeout(0), None);
-        assert_eq!(timeout(-1), None);
-        assert_eq!(timeout(5), Some(Duration::from_millis(5)));
+        assert_eq!(timeout(0), TimeLimit::Default);
+        assert_eq!(timeout(-1), TimeLimit::Never);
+        assert_eq!(timeout(5), TimeLimit::After(Duration::from_millis(5)));
         for wrong in [
             v1::RunStart {
                 stdin: true,
@@ -94,7 +91,7 @@ mod tests {
                 ..start()
             },
         ] {
-            assert!(background_command(&mut wrong.clone()).is_err());
+            assert!(background_request(wrong).is_err());
         }
         assert!(run_id("").unwrap_err().message.contains("run_id required"));
         assert!(run_id("../x").is_err());

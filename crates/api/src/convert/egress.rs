@@ -1,10 +1,10 @@
-//! What a session may reach, and what became of its attempts.
+//! Egress: allowed hosts, and the attempts of a session.
 
 use crate::v1;
 use k8e_model::{EgressPolicy, Error, Flow, FlowProtocol, FlowVerdict};
 use std::net::Ipv4Addr;
 
-/// All that a session may reach from now on: empty is none.
+/// The allowed hosts of a session from now on; an empty list allows none.
 pub fn allowed_hosts(hosts: &[String]) -> Result<EgressPolicy, Error> {
     if hosts.is_empty() {
         return Ok(EgressPolicy::None);
@@ -41,7 +41,7 @@ pub fn egress_flow(flow: Flow) -> v1::EgressFlow {
     }
 }
 
-/// What a session asks for that may say nothing: empty is the server's default.
+/// The allowed hosts of a new session; an empty list is the server's default.
 pub(super) fn asked_hosts(hosts: &[String]) -> Result<Option<EgressPolicy>, Error> {
     if hosts.is_empty() {
         return Ok(None);

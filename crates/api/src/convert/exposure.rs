@@ -1,13 +1,13 @@
-//! Services that are given a URL.
+//! Exposed services: port and host.
 
 use k8e_model::{Error, Port, ServiceHost};
 
-/// Which service.
+/// The port of a service.
 pub fn service_port(port: i64) -> Result<Port, Error> {
     Port::new(port)
 }
 
-/// Where it listens inside; empty is the usual.
+/// The address in the sandbox that a service listens on; empty is loopback.
 pub fn service_host(text: &str) -> Result<ServiceHost, Error> {
     text.parse()
 }

@@ -1,15 +1,15 @@
-//! Keys and their holders.
+//! API keys and their principals.
 
 use k8e_model::{Error, PrincipalName};
 use std::time::Duration;
 
-/// What the owner of a session is written with when it is a key's holder.
+/// Prefix of a session's owner when that is the principal of a key.
 pub const PRINCIPAL_PREFIX: &str = "user:";
 
 /// Ten years. Longer is a typo; 0 is how to say "for ever".
 const EXPIRES_S_MAX: i64 = 3660 * 24 * 3600;
 
-/// A holder's name, as people write it or as it is shown; none when it is empty.
+/// A principal's name, with or without its prefix; none when it is empty.
 pub fn principal_name(text: &str) -> Result<Option<PrincipalName>, Error> {
     match text.strip_prefix(PRINCIPAL_PREFIX).unwrap_or(text) {
         "" => Ok(None),
@@ -17,7 +17,7 @@ pub fn principal_name(text: &str) -> Result<Option<PrincipalName>, Error> {
     }
 }
 
-/// How long a new key counts: 0 is for ever.
+/// How long a new key is valid, in seconds; 0 is for ever.
 pub fn expires_in(seconds: i64) -> Result<Option<Duration>, Error> {
     match seconds {
         0 => Ok(None),

@@ -1,4 +1,4 @@
-//! Secrets: which one is meant, and what it shall be.
+//! Secrets: names, values and references.
 
 use crate::v1;
 use k8e_model::{Error, SecretName, SecretRef, SecretRefs, SecretValue};
@@ -8,7 +8,7 @@ pub fn secret_name(name: &str, key: &str) -> Result<SecretName, Error> {
     SecretName::new(name, key)
 }
 
-/// A value, checked. The bytes that came are not kept.
+/// A value, checked. The bytes of the message are not kept.
 pub fn secret_value(value: prost::bytes::Bytes) -> Result<SecretValue, Error> {
     SecretValue::new(value.into())
 }

@@ -2,18 +2,14 @@
 
 use crate::v1;
 use k8e_model::{
-    Error, Lifetime, Limits, Phase, Session, SessionId, SessionSpec, SubAgentSpec, Template,
-    TenantId,
+    Error, LifetimeSpec, Limits, LimitsSpec, Phase, Session, SessionId, SessionSpec, SubAgentSpec,
+    Template, TenantId,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What a client asks for, on top of what the server gives everybody.
-pub fn session_spec(
-    wire: v1::CreateSessionRequest,
-    limits: Limits,
-    lifetime: Lifetime,
-) -> Result<SessionSpec, Error> {
+/// The session that a client asks for. What the request leaves out is filled in by the engine.
+pub fn session_spec(wire: v1::CreateSessionRequest) -> Result<SessionSpec, Error> {
     let asked = wire.limits.unwrap_or_default();
     Ok(SessionSpec {
         id: parse_unless_empty(&wire.session_id)?,
@@ -27,13 +23,13 @@ pub fn session_spec(
             .into_iter()
             .collect::<BTreeMap<_, _>>()
             .try_into()?,
-        limits: limits.with(Limits {
-            memory_bytes: asked.memory_bytes,
-            cpu_millis: asked.cpu_millis,
-            pids: asked.pids,
-            disk_bytes: asked.disk_bytes,
-        })?,
-        lifetime: lifetime.with_seconds(wire.ttl_s, wire.idle_timeout_s)?,
+        limits: LimitsSpec {
+            memory_bytes: unless_zero(asked.memory_bytes),
+            cpu_millis: unless_zero(asked.cpu_millis),
+            pids: unless_zero(asked.pids),
+            disk_bytes: unless_zero(asked.disk_bytes),
+        },
+        lifetime: LifetimeSpec::from_seconds(wire.ttl_s, wire.idle_timeout_s)?,
         secrets: super::secret::refs(wire.secret_refs)?,
         egress: super::egress::asked_hosts(&wire.allowed_hosts)?,
     })
@@ -58,13 +54,13 @@ pub fn phase_filter(text: &str) -> Result<Option<Phase>, Error> {
     }
 }
 
-/// Whose sessions a list shows: empty is everybody's.
+/// The tenant whose sessions a list shows; empty is all of them.
 pub fn tenant_filter(text: &str) -> Result<Option<TenantId>, Error> {
     parse_unless_empty(text)
 }
 
-/// A session's record. What only the live server knows (its end, its network, the limits it hit)
-/// is the caller's to fill in.
+/// A session's record as a message. What only the running server knows (its expiry, its network, the limits it hit) is
+/// filled in by the caller.
 pub fn session(session: &Session) -> v1::Session {
     let (parent, kind, cwd) = match &session.sub_agent {
         Some(sub) => (sub.parent.to_string(), sub.kind.clone(), sub.cwd.clone()),
@@ -122,6 +118,11 @@ fn seconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
 }
 
+/// A number of a request, where 0 is not set.
+fn unless_zero<T: Default + PartialEq>(number: T) -> Option<T> {
+    (number != T::default()).then_some(number)
+}
+
 fn parse_unless_empty<T: std::str::FromStr<Err = Error>>(text: &str) -> Result<Option<T>, Error> {
     if text.is_empty() {
         Ok(None)
@@ -133,16 +134,12 @@ fn parse_unless_empty<T: std::str::FromStr<Err = Error>>(text: &str) -> Result<O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8e_model::RuntimeKind;
-
-    fn spec(wire: v1::CreateSessionRequest) -> Result<SessionSpec, Error> {
-        session_spec(wire, Limits::default(), Lifetime::default())
-    }
+    use k8e_model::{RuntimeKind, TimeLimit};
 
     #[test]
     fn an_empty_request_is_all_defaults() {
         assert_eq!(
-            spec(v1::CreateSessionRequest::default()).unwrap(),
+            session_spec(v1::CreateSessionRequest::default()).unwrap(),
             SessionSpec::default()
         );
     }
@@ -162,40 +159,34 @@ mod tests {
             allowed_hosts: vec!["example.com".into()],
             ..Default::default()
         };
-        let spec = spec(asked.clone()).unwrap();
+        let spec = session_spec(asked.clone()).unwrap();
         assert_eq!(spec.id.unwrap().as_str(), "mine");
         assert_eq!(spec.runtime, Some(RuntimeKind::Native));
         assert_eq!(spec.egress.unwrap().entries(), ["example.com"]);
-        assert_eq!((spec.limits.pids, spec.limits.cpu_millis), (64, 1000));
+        assert_eq!((spec.limits.pids, spec.limits.cpu_millis), (Some(64), None));
         assert_eq!(
             spec.lifetime,
-            Lifetime {
-                ttl: Some(Duration::from_secs(60)),
-                idle: None
+            LifetimeSpec {
+                ttl: TimeLimit::After(Duration::from_secs(60)),
+                idle: TimeLimit::Never
             }
         );
 
         type Break = fn(&mut v1::CreateSessionRequest);
-        let broken: [Break; 9] = [
+        let broken: [Break; 8] = [
             |r| r.client = "No Word".into(),
             |r| r.session_id = "../x".into(),
             |r| r.tenant = "A".into(),
             |r| r.runtime = "docker".into(),
-            |r| r.template = "oci:nothing".into(),
+            |r| r.template = "../nothing".into(),
             |r| r.ttl_s = -7,
             |r| r.allowed_hosts.push("none".into()),
             |r| r.env.extend([("A=B".to_owned(), String::new())]),
-            |r| {
-                r.limits = Some(v1::Limits {
-                    memory_bytes: 1,
-                    ..Default::default()
-                })
-            },
         ];
         for break_it in broken {
             let mut request = asked.clone();
             break_it(&mut request);
-            assert!(super::tests::spec(request).is_err());
+            assert!(session_spec(request).is_err());
         }
     }
 

@@ -7,7 +7,7 @@ pub fn snapshot_name(text: &str) -> Result<SnapshotName, Error> {
     text.parse()
 }
 
-/// What it is made of.
+/// The layers of a snapshot.
 pub fn snapshot_layers(layers: Vec<String>) -> Result<SnapshotLayers, Error> {
     layers.try_into()
 }

@@ -1,44 +1,41 @@
-//! Terminals: what makes one, and what is done to it.
+//! Terminals (PTYs): command, size, input and grace period.
 
 use crate::v1;
-use k8e_model::{Command, Error, Program, TerminalId};
+use k8e_model::{Command, Error, Program, TerminalId, TimeLimit};
 use std::time::Duration;
 
-/// What is typed at once; more is a file.
+/// Bytes of input in one call.
 const WRITE_BYTES_MAX: usize = 1024 * 1024;
 
-/// Longer than that nobody waits for a program to end.
+/// Longest grace period for a program to end, in milliseconds.
 const GRACE_MS_MAX: i64 = 20_000;
 
-/// The largest screens have some hundreds.
+/// Rows or columns of a terminal; the largest screens have some hundreds.
 const SIZE_MAX: u32 = 10_000;
 
-/// What a terminal runs when nobody says.
+/// Default program of a terminal.
 const SHELL: &[u8] = b"bash";
 
 /// The command of a terminal and its size.
 ///
-/// Takes what it uses out of `request` and leaves the rest, which says where to run.
+/// Takes what it uses out of `request` and leaves the rest, which names the session.
 pub fn terminal_command(
     request: &mut v1::CreateTerminalRequest,
 ) -> Result<(Command, (u16, u16)), Error> {
-    let mut argv: Vec<Vec<u8>> = std::mem::take(&mut request.argv)
-        .into_iter()
-        .map(Vec::from)
-        .collect();
+    let mut argv = std::mem::take(&mut request.argv);
     if argv.is_empty() {
-        argv.push(SHELL.to_vec());
+        argv.push(SHELL.into());
     }
     let mut command = Command::new(Program::Argv(argv))?
         .in_dir(&request.cwd)?
         .as_user(&request.user)?;
     command.env = super::env(std::mem::take(&mut request.env))?;
-    command.timeout = None;
+    command.timeout = TimeLimit::Never;
     let size = terminal_size(request.rows, request.cols)?;
     Ok((command, size))
 }
 
-/// A size; 0 is the usual.
+/// A size; 0 is the default.
 pub fn terminal_size(rows: u32, cols: u32) -> Result<(u16, u16), Error> {
     let number = |number: u32| {
         u16::try_from(number)
@@ -53,7 +50,7 @@ pub fn terminal_size(rows: u32, cols: u32) -> Result<(u16, u16), Error> {
     Ok((number(rows)?, number(cols)?))
 }
 
-/// A terminal's name.
+/// The terminal that a call names.
 pub fn terminal_id(text: &str) -> Result<TerminalId, Error> {
     if text.is_empty() {
         return Err(Error::invalid("terminal_id required"));
@@ -61,7 +58,7 @@ pub fn terminal_id(text: &str) -> Result<TerminalId, Error> {
     text.parse()
 }
 
-/// What is typed.
+/// Checks the input of one call.
 pub fn terminal_input(data: &[u8]) -> Result<(), Error> {
     if data.len() > WRITE_BYTES_MAX {
         return Err(Error::invalid(format!(
@@ -72,7 +69,7 @@ pub fn terminal_input(data: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// How long those get who were asked to end; none is the server's default.
+/// The grace period of programs that were sent a signal to end; none is the server's default.
 pub fn terminal_grace(ms: i64) -> Result<Option<Duration>, Error> {
     match ms {
         0 => Ok(None),
@@ -97,11 +94,11 @@ mod tests {
             ..Default::default()
         };
         let (command, size) = terminal_command(&mut request).unwrap();
-        let want = Program::Argv(vec![b"python3".to_vec(), b"-q".to_vec()]);
-        assert_eq!((command.program, command.timeout), (want, None));
+        let want = Program::Argv(vec!["python3".into(), "-q".into()]);
+        assert_eq!((command.program, command.timeout), (want, TimeLimit::Never));
         assert_eq!(size, (50, 0));
         let (shell, _) = terminal_command(&mut v1::CreateTerminalRequest::default()).unwrap();
-        assert_eq!(shell.program, Program::Argv(vec![b"bash".to_vec()]));
+        assert_eq!(shell.program, Program::Argv(vec!["bash".into()]));
     }
 
     #[test]

@@ -6139,8 +6139,12 @@ pub struct GetSnapshotRequest {
 pub struct GetSnapshotResponse {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
+    /// Of a saved workspace: its digest.
     #[prost(string, repeated, tag = "2")]
     pub layers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Set for a saved workspace.
+    #[prost(message, optional, tag = "3")]
+    pub saved: ::core::option::Option<SavedSnapshot>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListSnapshotsRequest {}
@@ -6157,6 +6161,103 @@ pub struct SnapshotEntry {
     pub layers: u32,
     #[prost(int64, tag = "3")]
     pub updated_at_unix_ms: i64,
+    /// Set for a saved workspace.
+    #[prost(message, optional, tag = "4")]
+    pub saved: ::core::option::Option<SavedSnapshot>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SavedSnapshot {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// BLAKE3 of its root, in hexadecimal digits.
+    #[prost(string, tag = "2")]
+    pub digest: ::prost::alloc::string::String,
+    /// That it was saved from; empty when it was imported.
+    #[prost(string, tag = "3")]
+    pub session_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Regular files, and the bytes of them.
+    #[prost(uint64, tag = "5")]
+    pub files: u64,
+    #[prost(uint64, tag = "6")]
+    pub bytes: u64,
+    /// Files, directories and links.
+    #[prost(uint64, tag = "7")]
+    pub entries: u64,
+    /// On disk, with what it shares with other snapshots of the caller.
+    #[prost(uint64, tag = "8")]
+    pub stored_bytes: u64,
+    #[prost(int64, tag = "9")]
+    pub created_at_unix_ms: i64,
+    /// Of SaveSnapshot: what was written for it, how long processes were stopped, and how many sockets and devices were
+    /// left out.
+    #[prost(uint64, tag = "10")]
+    pub added_bytes: u64,
+    #[prost(uint64, tag = "11")]
+    pub stopped_us: u64,
+    #[prost(uint64, tag = "12")]
+    pub skipped: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SaveSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    /// Lower-case letters, digits and .\_-, a letter or digit first; at most 128.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// One of that name is replaced, once the new one is whole. Without it, that is refused.
+    #[prost(bool, tag = "3")]
+    pub replace: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RestoreSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RestoreSnapshotResponse {
+    #[prost(message, optional, tag = "1")]
+    pub snapshot: ::core::option::Option<SavedSnapshot>,
+    /// How long processes were stopped.
+    #[prost(uint64, tag = "2")]
+    pub stopped_us: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExportSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExportSnapshotResponse {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub data: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ImportSnapshotRequest {
+    #[prost(oneof = "import_snapshot_request::Message", tags = "1, 2")]
+    pub message: ::core::option::Option<import_snapshot_request::Message>,
+}
+/// Nested message and enum types in `ImportSnapshotRequest`.
+pub mod import_snapshot_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Start(super::ImportSnapshotStart),
+        #[prost(bytes, tag = "2")]
+        Data(::prost::bytes::Bytes),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ImportSnapshotStart {
+    /// Empty: the name that it was exported with.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Take an archive of another owner or server: its sums prove that it is complete, not where it comes from.
+    #[prost(bool, tag = "2")]
+    pub foreign: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteSnapshotRequest {
@@ -6255,6 +6356,102 @@ pub mod snapshots_client {
         pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
+        }
+        /// Saves the workspace of a session while it runs: its processes are stopped for the last part of it.
+        pub async fn save_snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SaveSnapshotRequest>,
+        ) -> std::result::Result<tonic::Response<super::SavedSnapshot>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Snapshots/SaveSnapshot",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Snapshots", "SaveSnapshot"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Puts a saved workspace in the place of what is in a session's. On failure the workspace is as it was.
+        pub async fn restore_snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RestoreSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RestoreSnapshotResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Snapshots/RestoreSnapshot",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Snapshots", "RestoreSnapshot"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// An archive that ImportSnapshot takes. It is whole when the stream ends without an error.
+        pub async fn export_snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExportSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ExportSnapshotResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Snapshots/ExportSnapshot",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Snapshots", "ExportSnapshot"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// The first message says how, the others are the archive.
+        pub async fn import_snapshot(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<
+                Message = super::ImportSnapshotRequest,
+            >,
+        ) -> std::result::Result<tonic::Response<super::SavedSnapshot>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Snapshots/ImportSnapshot",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Snapshots", "ImportSnapshot"));
+            self.inner.client_streaming(req, path, codec).await
         }
         /// Takes the place of one of that name.
         pub async fn put_snapshot(
@@ -6368,6 +6565,38 @@ pub mod snapshots_server {
     /// Generated trait containing gRPC methods that should be implemented for use with SnapshotsServer.
     #[async_trait]
     pub trait Snapshots: std::marker::Send + std::marker::Sync + 'static {
+        /// Saves the workspace of a session while it runs: its processes are stopped for the last part of it.
+        async fn save_snapshot(
+            &self,
+            request: tonic::Request<super::SaveSnapshotRequest>,
+        ) -> std::result::Result<tonic::Response<super::SavedSnapshot>, tonic::Status>;
+        /// Puts a saved workspace in the place of what is in a session's. On failure the workspace is as it was.
+        async fn restore_snapshot(
+            &self,
+            request: tonic::Request<super::RestoreSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RestoreSnapshotResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the ExportSnapshot method.
+        type ExportSnapshotStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ExportSnapshotResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// An archive that ImportSnapshot takes. It is whole when the stream ends without an error.
+        async fn export_snapshot(
+            &self,
+            request: tonic::Request<super::ExportSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::ExportSnapshotStream>,
+            tonic::Status,
+        >;
+        /// The first message says how, the others are the archive.
+        async fn import_snapshot(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::ImportSnapshotRequest>>,
+        ) -> std::result::Result<tonic::Response<super::SavedSnapshot>, tonic::Status>;
         /// Takes the place of one of that name.
         async fn put_snapshot(
             &self,
@@ -6474,6 +6703,189 @@ pub mod snapshots_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
+                "/k8e.v1.Snapshots/SaveSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct SaveSnapshotSvc<T: Snapshots>(pub Arc<T>);
+                    impl<
+                        T: Snapshots,
+                    > tonic::server::UnaryService<super::SaveSnapshotRequest>
+                    for SaveSnapshotSvc<T> {
+                        type Response = super::SavedSnapshot;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SaveSnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Snapshots>::save_snapshot(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SaveSnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Snapshots/RestoreSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct RestoreSnapshotSvc<T: Snapshots>(pub Arc<T>);
+                    impl<
+                        T: Snapshots,
+                    > tonic::server::UnaryService<super::RestoreSnapshotRequest>
+                    for RestoreSnapshotSvc<T> {
+                        type Response = super::RestoreSnapshotResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RestoreSnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Snapshots>::restore_snapshot(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RestoreSnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Snapshots/ExportSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExportSnapshotSvc<T: Snapshots>(pub Arc<T>);
+                    impl<
+                        T: Snapshots,
+                    > tonic::server::ServerStreamingService<super::ExportSnapshotRequest>
+                    for ExportSnapshotSvc<T> {
+                        type Response = super::ExportSnapshotResponse;
+                        type ResponseStream = T::ExportSnapshotStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExportSnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Snapshots>::export_snapshot(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExportSnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Snapshots/ImportSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct ImportSnapshotSvc<T: Snapshots>(pub Arc<T>);
+                    impl<
+                        T: Snapshots,
+                    > tonic::server::ClientStreamingService<super::ImportSnapshotRequest>
+                    for ImportSnapshotSvc<T> {
+                        type Response = super::SavedSnapshot;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::ImportSnapshotRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Snapshots>::import_snapshot(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ImportSnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.client_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/k8e.v1.Snapshots/PutSnapshot" => {
                     #[allow(non_camel_case_types)]
                     struct PutSnapshotSvc<T: Snapshots>(pub Arc<T>);
@@ -6691,6 +7103,723 @@ pub mod snapshots_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "k8e.v1.Snapshots";
     impl<T> tonic::server::NamedService for SnapshotsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CreateTemplateRequest {
+    #[prost(oneof = "create_template_request::Message", tags = "1, 2")]
+    pub message: ::core::option::Option<create_template_request::Message>,
+}
+/// Nested message and enum types in `CreateTemplateRequest`.
+pub mod create_template_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Start(super::CreateTemplateStart),
+        #[prost(message, tag = "2")]
+        Part(super::LayerPart),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CreateTemplateStart {
+    /// Letters, digits and .\_-/:, a letter or digit first and last; at most 255. Not `host`.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(oneof = "create_template_start::Source", tags = "2, 3")]
+    pub source: ::core::option::Option<create_template_start::Source>,
+}
+/// Nested message and enum types in `CreateTemplateStart`.
+pub mod create_template_start {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Source {
+        #[prost(message, tag = "2")]
+        Registry(super::RegistryImage),
+        #[prost(message, tag = "3")]
+        Upload(super::UploadedImage),
+    }
+}
+/// The server fetches it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RegistryImage {
+    /// \[registry/\]repository\[:tag\]\[@sha256:…\]
+    #[prost(string, tag = "1")]
+    pub reference: ::prost::alloc::string::String,
+    /// For the registry, if it wants them; used for this call and never stored.
+    #[prost(message, optional, tag = "2")]
+    pub credentials: ::core::option::Option<RegistryCredentials>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct RegistryCredentials {
+    #[prost(string, tag = "1")]
+    pub username: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub password: ::prost::alloc::string::String,
+}
+/// The client sends it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UploadedImage {
+    /// The bytes of an OCI or Docker manifest of one image, at most 4 MiB.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub manifest: ::prost::bytes::Bytes,
+    /// The bytes of the configuration that the manifest names, at most 4 MiB.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub config: ::prost::bytes::Bytes,
+    /// Where it came from, for people; at most 255.
+    #[prost(string, tag = "3")]
+    pub origin: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LayerPart {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub data: ::prost::bytes::Bytes,
+    /// It is the last of its layer.
+    #[prost(bool, tag = "2")]
+    pub last: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateTemplateEvent {
+    #[prost(oneof = "create_template_event::Event", tags = "1, 2, 3")]
+    pub event: ::core::option::Option<create_template_event::Event>,
+}
+/// Nested message and enum types in `CreateTemplateEvent`.
+pub mod create_template_event {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Event {
+        #[prost(message, tag = "1")]
+        Progress(super::LayerProgress),
+        #[prost(message, tag = "2")]
+        Wanted(super::LayerWanted),
+        #[prost(message, tag = "3")]
+        Created(super::Template),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LayerProgress {
+    /// From 1 on.
+    #[prost(uint32, tag = "1")]
+    pub layer: u32,
+    #[prost(uint32, tag = "2")]
+    pub layers: u32,
+    /// Of this layer, as it is sent.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub bytes_total: u64,
+    /// It is fetched and being unpacked, or was there already.
+    #[prost(bool, tag = "5")]
+    pub unpacking: bool,
+}
+/// The server lacks this layer of an upload.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LayerWanted {
+    /// Of its bytes as they are sent, as the manifest has it.
+    #[prost(string, tag = "1")]
+    pub digest: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Template {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Of the image's manifest.
+    #[prost(string, tag = "2")]
+    pub digest: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub source: ::prost::alloc::string::String,
+    /// The lowest first.
+    #[prost(message, repeated, tag = "4")]
+    pub layers: ::prost::alloc::vec::Vec<TemplateLayer>,
+    /// On disk; layers are shared with other templates.
+    #[prost(uint64, tag = "5")]
+    pub bytes: u64,
+    /// What the image's configuration says. Commands get env, user and working directory unless they
+    /// or their session say otherwise; entry point and command are only shown.
+    #[prost(map = "string, string", tag = "6")]
+    pub env: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(string, tag = "7")]
+    pub user: ::prost::alloc::string::String,
+    #[prost(string, tag = "8")]
+    pub workdir: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "9")]
+    pub entrypoint: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "10")]
+    pub cmd: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(int64, tag = "11")]
+    pub created_at_unix_ms: i64,
+    #[prost(string, tag = "12")]
+    pub created_by: ::prost::alloc::string::String,
+    /// That are not over and use its image.
+    #[prost(uint32, tag = "13")]
+    pub sessions: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TemplateLayer {
+    /// SHA-256 of the uncompressed layer.
+    #[prost(string, tag = "1")]
+    pub diff_id: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListTemplatesRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListTemplatesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub templates: ::prost::alloc::vec::Vec<Template>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetTemplateRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteTemplateRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteTemplateResponse {}
+/// Generated client implementations.
+pub mod templates_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct TemplatesClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl TemplatesClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> TemplatesClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> TemplatesClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            TemplatesClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Creates a template, or makes one of that name stand for another image. The first message says
+        /// from what. For an upload, each `wanted` in the answers is answered with that layer's bytes, the last part
+        /// marked. The last answer is the template.
+        pub async fn create_template(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<
+                Message = super::CreateTemplateRequest,
+            >,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::CreateTemplateEvent>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Templates/CreateTemplate",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Templates", "CreateTemplate"));
+            self.inner.streaming(req, path, codec).await
+        }
+        pub async fn list_templates(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListTemplatesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTemplatesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Templates/ListTemplates",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Templates", "ListTemplates"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn get_template(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetTemplateRequest>,
+        ) -> std::result::Result<tonic::Response<super::Template>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Templates/GetTemplate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Templates", "GetTemplate"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Refused while sessions use it.
+        pub async fn delete_template(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteTemplateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteTemplateResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Templates/DeleteTemplate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Templates", "DeleteTemplate"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod templates_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with TemplatesServer.
+    #[async_trait]
+    pub trait Templates: std::marker::Send + std::marker::Sync + 'static {
+        /// Server streaming response type for the CreateTemplate method.
+        type CreateTemplateStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::CreateTemplateEvent, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Creates a template, or makes one of that name stand for another image. The first message says
+        /// from what. For an upload, each `wanted` in the answers is answered with that layer's bytes, the last part
+        /// marked. The last answer is the template.
+        async fn create_template(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::CreateTemplateRequest>>,
+        ) -> std::result::Result<
+            tonic::Response<Self::CreateTemplateStream>,
+            tonic::Status,
+        >;
+        async fn list_templates(
+            &self,
+            request: tonic::Request<super::ListTemplatesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTemplatesResponse>,
+            tonic::Status,
+        >;
+        async fn get_template(
+            &self,
+            request: tonic::Request<super::GetTemplateRequest>,
+        ) -> std::result::Result<tonic::Response<super::Template>, tonic::Status>;
+        /// Refused while sessions use it.
+        async fn delete_template(
+            &self,
+            request: tonic::Request<super::DeleteTemplateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteTemplateResponse>,
+            tonic::Status,
+        >;
+    }
+    #[derive(Debug)]
+    pub struct TemplatesServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> TemplatesServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for TemplatesServer<T>
+    where
+        T: Templates,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/k8e.v1.Templates/CreateTemplate" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateTemplateSvc<T: Templates>(pub Arc<T>);
+                    impl<
+                        T: Templates,
+                    > tonic::server::StreamingService<super::CreateTemplateRequest>
+                    for CreateTemplateSvc<T> {
+                        type Response = super::CreateTemplateEvent;
+                        type ResponseStream = T::CreateTemplateStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::CreateTemplateRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Templates>::create_template(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateTemplateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Templates/ListTemplates" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListTemplatesSvc<T: Templates>(pub Arc<T>);
+                    impl<
+                        T: Templates,
+                    > tonic::server::UnaryService<super::ListTemplatesRequest>
+                    for ListTemplatesSvc<T> {
+                        type Response = super::ListTemplatesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListTemplatesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Templates>::list_templates(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListTemplatesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Templates/GetTemplate" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetTemplateSvc<T: Templates>(pub Arc<T>);
+                    impl<
+                        T: Templates,
+                    > tonic::server::UnaryService<super::GetTemplateRequest>
+                    for GetTemplateSvc<T> {
+                        type Response = super::Template;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetTemplateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Templates>::get_template(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetTemplateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Templates/DeleteTemplate" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteTemplateSvc<T: Templates>(pub Arc<T>);
+                    impl<
+                        T: Templates,
+                    > tonic::server::UnaryService<super::DeleteTemplateRequest>
+                    for DeleteTemplateSvc<T> {
+                        type Response = super::DeleteTemplateResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteTemplateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Templates>::delete_template(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteTemplateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for TemplatesServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "k8e.v1.Templates";
+    impl<T> tonic::server::NamedService for TemplatesServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -1,4 +1,4 @@
-//! `k8e sandbox allow-hosts`: what a session may reach from now on.
+//! `k8e sandbox allow-hosts`: shows or changes the egress allow-list of a live session.
 
 use super::hosts;
 use crate::failure::Failure;
@@ -9,12 +9,12 @@ use k8e_api::v1;
 use k8e_model::{EgressPolicy, Error, Rule};
 use serde::Serialize;
 
-/// What `k8e sandbox allow-hosts --help` begins with.
+/// First paragraphs of `k8e sandbox allow-hosts --help`.
 pub(super) const LONG_ABOUT: &str = "\
-Change what a session may reach, while it runs. Connections to what is no longer allowed are cut.
+Change the egress allow-list of a live session. Connections to hosts that are no longer allowed are cut.
 
-A list replaces the one before; --add and --remove change it. Without either the list is shown.
-Of several ways the first counts: --clear, --hosts, hosts as arguments, --add and --remove.";
+A list replaces the current one; --add and --remove edit it. Without either the list is printed.
+When several are given the first of these wins: --clear, --hosts, hosts as arguments, --add and --remove.";
 
 /// Arguments of `k8e sandbox allow-hosts`.
 #[derive(Args, Debug, Default)]
@@ -27,32 +27,32 @@ Examples:
 
 ", hosts::help!()))]
 pub struct AllowHostsArgs {
-    /// All that it may reach
+    /// The new list; replaces the current one
     #[arg(value_name = "HOSTS", value_delimiter = ',')]
     positional: Vec<String>,
 
-    /// All that it may reach; the same as without a flag
+    /// The new list, as a flag
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     hosts: Vec<String>,
 
-    /// What it may reach in addition; may be repeated
+    /// Entries to add to the list; may be repeated
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     add: Vec<String>,
 
-    /// What it may reach no longer; may be repeated
+    /// Entries to remove from the list; may be repeated
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     remove: Vec<String>,
 
-    /// It may reach nothing
+    /// Empty the list: deny all egress
     #[arg(long)]
     clear: bool,
 
-    /// The session
+    /// Id of the session
     #[arg(long, env = "K8E_SANDBOX_SESSION_ID", value_name = "ID")]
     session_id: Option<String>,
 }
 
-/// What shall be done, checked as far as it can be without a server.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Request {
     session_id: String,
@@ -66,7 +66,7 @@ enum Change {
     Edit { add: Vec<Rule>, remove: Vec<Rule> },
 }
 
-/// K8E's keys.
+/// JSON output, with the keys of the Go K8E.
 #[derive(Serialize)]
 struct AllowedJson {
     session_id: String,
@@ -80,7 +80,7 @@ impl AllowHostsArgs {
         let session_id = self.session_id.clone().unwrap_or_default();
         if session_id.is_empty() {
             return Err(Failure::request(
-                "no session is named: give --session-id, or set K8E_SANDBOX_SESSION_ID",
+                "no session is named: set --session-id or K8E_SANDBOX_SESSION_ID",
                 "invalid",
             ));
         }
@@ -143,7 +143,7 @@ async fn current(client: &mut Client, session_id: &str) -> Result<Vec<String>, F
     Ok(session.allowed_hosts)
 }
 
-/// The rules of a flag, which may be left out.
+/// Parses the rules of --add or --remove; empty when the flag is not set.
 fn rules(flag: &str, entries: &[String]) -> Result<Vec<Rule>, Failure> {
     if entries.is_empty() {
         return Ok(Vec::new());
@@ -157,7 +157,7 @@ fn rules(flag: &str, entries: &[String]) -> Result<Vec<Rule>, Failure> {
     }
 }
 
-/// A list with some more and some less; what is not in it is not there to be removed.
+/// The list after adding and removing rules; removing one that is not in it is not an error.
 fn edited(current: &[String], add: Vec<Rule>, remove: &[Rule]) -> Result<Vec<String>, Error> {
     let now = if current.is_empty() {
         EgressPolicy::None
@@ -169,13 +169,13 @@ fn edited(current: &[String], add: Vec<Rule>, remove: &[Rule]) -> Result<Vec<Str
         EgressPolicy::Only(rules) => rules,
         EgressPolicy::All => {
             return Err(Error::invalid(
-                "the session may reach all hosts: give the whole list, without --add and --remove",
+                "the list of the session is `all`, which cannot be edited: give the whole list, without --add and --remove",
             ));
         }
     };
     rules.extend(add);
     rules.retain(|rule| !remove.contains(rule));
-    // Again: what is twice in it is left out, and there may be too many.
+    // Parsed once more, to drop duplicates and to check the number of rules.
     let entries: Vec<String> = rules.iter().map(Rule::to_string).collect();
     if entries.is_empty() {
         return Ok(entries);

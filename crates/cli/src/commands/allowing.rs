@@ -1,15 +1,15 @@
-//! The rule, and the command, that would allow what a session was denied.
+//! Hints for denied egress: the allow-list entry, and the command, that would allow it.
 
 use k8e_api::v1;
 use k8e_model::{DenyReason, EgressPolicy, HostName};
 use std::net::Ipv4Addr;
 
-/// Ports that a rule without one is about.
+/// Ports of a rule without a port.
 const WEB_PORTS: [u32; 2] = [80, 443];
 
-/// The entry of `allow-hosts` that would allow it; none when no rule of a session can.
+/// The entry of `allow-hosts` that would allow this flow; `None` when no entry can.
 ///
-/// The sandbox chose the name: what is not the plain name of a host is never put into a command.
+/// The sandbox chose the name: only a valid host name is ever put into a command that a user copies.
 pub(super) fn entry(flow: &v1::EgressFlow) -> Option<String> {
     let reason = flow.reason.parse::<DenyReason>().ok()?;
     let by_rules = matches!(reason, DenyReason::NotAllowed | DenyReason::PortClosed);
@@ -28,10 +28,10 @@ pub(super) fn entry(flow: &v1::EgressFlow) -> Option<String> {
     matches!(EgressPolicy::parse(&[&entry]), Ok(EgressPolicy::Only(_))).then_some(entry)
 }
 
-/// A command that adds entries to what a session may reach, in a sentence.
+/// The command that adds entries to the allow-list of a session, as the end of a sentence.
 pub(super) fn command(session_id: &str, entries: &[String]) -> String {
     let entries = entries.join(",");
-    format!("`k8e sandbox allow-hosts --session-id {session_id} --add {entries}` does")
+    format!("`k8e sandbox allow-hosts --session-id {session_id} --add {entries}` allows it")
 }
 
 #[cfg(test)]

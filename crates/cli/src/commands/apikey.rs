@@ -1,4 +1,4 @@
-//! `k8e apikey …`: who may come in from elsewhere.
+//! `k8e apikey`: creates, lists and deletes API keys, and revokes client certificates.
 
 use crate::failure::Failure;
 use crate::output;
@@ -8,27 +8,30 @@ use k8e_api::client::Client;
 use k8e_api::v1;
 use serde::Serialize;
 
-/// What `k8e apikey --help` begins with.
+/// First paragraphs of `k8e apikey --help`.
 pub(crate) const LONG_ABOUT: &str = "\
-Make, list and delete API keys.
+Create, list and delete API keys.
 
-An API key says who somebody is: its holder owns the sessions and secrets that it makes, and sees no
-others. It makes sessions for the key's tenants only, so a tenant's deny list (`k8e server
---denied-hosts TENANT=HOST`) and quota (--max-sessions-per-tenant) hold for it. Keys with one
---principal see each other's sessions, whatever their tenants. It is shown once, when it is made; the server keeps only a hash. Clients send it with every
-call (K8E_SANDBOX_APIKEY), or `k8e login` with it for a certificate. Deleting a key ends both at
-once. These commands are for root and the group k8e, on the server itself.";
+An API key authenticates a principal, which owns the sessions and secrets that it creates and sees no
+others. It creates sessions only for the tenants of its key, so that the deny-list (`k8e server
+--denied-hosts TENANT=HOST`) and the quota (--max-sessions-per-tenant) of a tenant apply to it. Keys
+with the same --principal see each other's sessions, whatever their tenants.
+
+A key is shown once, when it is created; the server stores only a hash. Clients send it with every
+call (K8E_SANDBOX_APIKEY), or exchange it for a client certificate with `k8e login`. Deleting a key
+revokes both at once. Only root and members of the group k8e, on the server itself, may use these
+commands.";
 
 /// The commands of `k8e apikey`.
 #[derive(Subcommand, Debug)]
 pub enum ApikeyCommand {
-    /// Make a key, and show it this once
+    /// Create a key and print it; it is not shown again
     Create(CreateArgs),
-    /// List the keys, without the keys themselves
+    /// List the keys: id, name, principal, tenants, times; not the keys themselves
     List,
-    /// Delete a key: it, and certificates given for it, are refused from now on
+    /// Delete a key, and revoke the certificates issued for it
     Delete(DeleteArgs),
-    /// Refuse one certificate from now on: that of a lost device
+    /// Revoke one client certificate, as that of a lost device
     RevokeCertificate(RevokeArgs),
 }
 
@@ -39,21 +42,21 @@ Examples:
   k8e apikey create ann --expires 90d | jq -r .key
   k8e apikey create ann-laptop --principal ann     # sees what ann's other keys see
   k8e apikey create ci --tenant builds --tenant tests
-  k8e apikey create platform --tenant '*'          # makes sessions for any tenant")]
+  k8e apikey create platform --tenant '*'          # creates sessions for any tenant")]
 pub struct CreateArgs {
-    /// What to call it; no two keys have one name
+    /// Name of the key, unique on this server
     name: String,
 
-    /// How long it counts, as 30d, or never [default: never]
+    /// Validity of the key, as 30d, or never [default: never]
     #[arg(long, alias = "ttl", value_name = "TIME", value_parser = units::span)]
     expires: Option<Span>,
 
-    /// Who its holder is [default: somebody of the key's name]
+    /// Principal that the key authenticates [default: one named like the key]
     #[arg(long, value_name = "NAME")]
     principal: Option<String>,
 
-    /// A tenant that its holder may make sessions for; repeat it for more, the first is the default.
-    /// '*' alone is any tenant [default: one of the key's own, called like the key]
+    /// Tenant that the key may create sessions for; may be repeated, the first is the default of its requests.
+    /// '*' alone is any tenant [default: one named like the key]
     #[arg(long = "tenant", value_name = "NAME")]
     tenants: Vec<String>,
 }
@@ -61,14 +64,14 @@ pub struct CreateArgs {
 /// Arguments of `k8e apikey delete`.
 #[derive(Args, Debug)]
 pub struct DeleteArgs {
-    /// Its id, or its name
+    /// Id or name of the key
     id: String,
 }
 
 /// Arguments of `k8e apikey revoke-certificate`.
 #[derive(Args, Debug)]
 pub struct RevokeArgs {
-    /// As `k8e audit` shows it for the login, or `openssl x509 -serial`
+    /// Serial number of the certificate, as `k8e audit` shows it for the login, or `openssl x509 -serial`
     serial: String,
 }
 
@@ -77,13 +80,13 @@ struct KeysJson {
     keys: Vec<KeyJson>,
 }
 
-/// Times are Unix seconds; none is never.
+/// Times are Unix seconds; `None` is never.
 #[derive(Serialize)]
 struct KeyJson {
     id: String,
     name: String,
     principal: String,
-    /// The tenants that its holder may make sessions for, the default first; `*` is any.
+    /// Tenants that it may create sessions for, the default first; `*` is any.
     tenants: Vec<String>,
     created_at: i64,
     expires_at: Option<i64>,
@@ -91,7 +94,7 @@ struct KeyJson {
     expired: bool,
 }
 
-/// The one time that a key is shown. The second spelling is what E2B's clients insist on.
+/// Output of `create`, the only time that a key is shown; `e2b_key` has the prefix that E2B clients require.
 #[derive(Serialize)]
 struct MadeJson {
     #[serde(flatten)]

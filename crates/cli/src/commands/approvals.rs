@@ -1,4 +1,4 @@
-//! `k8e sandbox confirm`, `approve` and `approvals`: an agent asks, a person decides.
+//! `k8e sandbox confirm`, `approve` and `approvals`: human approval of an agent's actions.
 
 use crate::failure::{EXIT_REQUEST, Failure};
 use crate::output;
@@ -11,23 +11,23 @@ use k8e_model::Code;
 use serde::Serialize;
 use std::time::Duration;
 
-/// K8E's number: how long `confirm` waits when nobody says.
+/// Default timeout of `confirm`, as in the Go K8E.
 const WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// How agents know which session they work for.
+/// Environment variable with the session that an agent works in.
 const SESSION_VARIABLE: &str = "K8E_SANDBOX_SESSION_ID";
 
-/// What `k8e sandbox confirm --help` begins with.
+/// First paragraphs of `k8e sandbox confirm --help`.
 pub(super) const LONG_ABOUT: &str = "\
-Ask a person before something that cannot be undone, and wait for the answer.
+Request human approval for an action, and wait for the decision.
 
-Exits with 0 when it was approved, and with 1 when it was rejected or nobody decided in time:
+Exits with 0 when it was approved, and with 1 when it was rejected or the timeout is over:
 
   k8e sandbox confirm $SID 'drop the table users' --timeout 10m && drop_it
 
-The command that approves it is printed on standard error. Who asked cannot approve: that takes
-another key than the one it was asked with, or root on the server's own socket, and not from a shell
-in which K8E_SANDBOX_SESSION_ID is set to that session.";
+The command that approves it is printed on standard error. The requester cannot approve its own
+request: that takes another API key, or root on the server's Unix socket, and a shell in which
+K8E_SANDBOX_SESSION_ID is not set to that session.";
 
 /// Arguments of `k8e sandbox confirm`.
 #[derive(Args, Debug)]
@@ -37,23 +37,24 @@ Examples:
   ID=$(k8e sandbox confirm $SID 'push to main' --no-wait | jq -r .approval_id)
   k8e sandbox confirm --approval-id $ID      # waits for it, also after a restart of the server")]
 pub struct ConfirmArgs {
-    /// The session that the question is about
+    /// Id of the session that the action is about
     #[arg(value_name = "SESSION", required_unless_present = "approval_id")]
     session_id: Option<String>,
 
-    /// What is to be approved, for a person to read
+    /// Description of the action, shown to the person who decides
     #[arg(value_name = "ACTION", required_unless_present = "approval_id")]
     action: Option<String>,
 
-    /// How long it can be decided [default: 30s, with --no-wait 5m; at most 24h]
+    /// Timeout of the request, after which it is expired and counts as rejected; at most 24h [default: 30s, with
+    /// --no-wait 5m]
     #[arg(long, value_name = "TIME", value_parser = units::span)]
     timeout: Option<Span>,
 
-    /// Ask, and do not wait for the answer
+    /// Register the request, print its id and do not wait
     #[arg(long)]
     no_wait: bool,
 
-    /// Wait for the answer to a question that was asked before
+    /// Wait for the decision on an existing request
     #[arg(
         long,
         value_name = "ID",
@@ -70,15 +71,15 @@ Examples:
   k8e sandbox approve approval-abc --reason 'the backup is there'
   k8e sandbox approve approval-abc --reject --reason 'not on a Friday'")]
 pub struct ApproveArgs {
-    /// The question, as `approvals` shows it
+    /// Id of the request, as `approvals` shows it
     #[arg(value_name = "ID")]
     approval_id: String,
 
-    /// The answer is no
+    /// Reject the request
     #[arg(long)]
     reject: bool,
 
-    /// Why; whoever asked is told
+    /// Reason of the decision, reported to the requester
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
 }
@@ -89,16 +90,16 @@ pub struct ApproveArgs {
 Example:
   k8e sandbox approvals | jq -r '.approvals[] | [.approval_id, .session_id, .action] | @tsv'")]
 pub struct ApprovalsArgs {
-    /// Only those of this session
+    /// Only requests of this session
     #[arg(long, value_name = "ID", default_value = "")]
     session_id: String,
 
-    /// Also those that are decided or expired
+    /// Include decided and expired requests
     #[arg(long)]
     all: bool,
 }
 
-/// What shall be asked or waited for, checked as far as it can be without a server.
+/// The validated request of `confirm`.
 #[derive(Debug)]
 pub(crate) enum ConfirmRequest {
     Ask {
@@ -108,7 +109,7 @@ pub(crate) enum ConfirmRequest {
     Again(String),
 }
 
-/// K8E's keys, and what became of it.
+/// JSON output: the keys of the Go K8E, and the state.
 #[derive(Serialize)]
 struct ConfirmJson<'a> {
     approved: bool,
@@ -132,7 +133,7 @@ struct ApprovalsJson {
     approvals: Vec<ApprovalJson>,
 }
 
-/// Times are Unix seconds, as elsewhere.
+/// Times are Unix seconds.
 #[derive(Serialize)]
 struct ApprovalJson {
     approval_id: String,
@@ -165,9 +166,12 @@ impl ConfirmArgs {
         }
         let expires_in = match self.timeout {
             Some(time) => time.into_option().ok_or_else(|| {
-                Failure::request("a question cannot be open for ever: 24h at most", "invalid")
+                Failure::request(
+                    "--timeout of an approval request cannot be never: 24h at most",
+                    "invalid",
+                )
             })?,
-            // The server's default.
+            // 0 is the server's default.
             None if self.no_wait => Duration::ZERO,
             None => WAIT_DEFAULT,
         };
@@ -176,7 +180,7 @@ impl ConfirmArgs {
             action: self.action.unwrap_or_default(),
             expires_in_ms: u64::try_from(expires_in.as_millis()).unwrap_or(u64::MAX),
         };
-        // Only to say early what the server would say late.
+        // Validated before anything is sent.
         convert::approval_request(request.clone())?;
         Ok(ConfirmRequest::Ask {
             request,
@@ -193,7 +197,7 @@ pub(crate) async fn confirm(request: ConfirmRequest, mut client: Client) -> Resu
             let asked = asked.into_inner();
             let id = &asked.approval_id;
             output::note(&format!(
-                "waiting for approval; somebody else has to run: k8e sandbox approve {id}  (or with --reject)"
+                "waiting for approval; another user decides with the following command, or rejects with --reject:\n  k8e sandbox approve {id}"
             ));
             if !wait {
                 return confirmed(&asked).map(|_| 0);
@@ -224,7 +228,7 @@ pub(crate) async fn approve(args: ApproveArgs, mut client: Client) -> Result<u8,
         approved: !args.reject,
         reason: args.reason,
     };
-    // Whoever works for a session says so: what that asked for it must not approve.
+    // An agent has the variable set: the server refuses to let it approve its own session's requests.
     let session = std::env::var(SESSION_VARIABLE).unwrap_or_default();
     let decided = client
         .approvals
@@ -252,7 +256,7 @@ pub(crate) async fn list(args: ApprovalsArgs, mut client: Client) -> Result<u8, 
     .map(|()| 0)
 }
 
-/// Prints how it stands; the exit code says whether to go on.
+/// Prints the state; exit code 0 when approved.
 fn confirmed(approval: &v1::Approval) -> Result<u8, Failure> {
     let approved = approval.state == "approved";
     output::json(&ConfirmJson {

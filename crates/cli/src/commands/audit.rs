@@ -1,4 +1,4 @@
-//! `k8e audit`: who changed what.
+//! `k8e audit`: the audit log.
 
 use crate::failure::Failure;
 use crate::output;
@@ -9,7 +9,7 @@ use k8e_api::v1;
 use serde::Serialize;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What `k8e audit --help` begins with.
+/// First paragraphs of `k8e audit --help`.
 pub(crate) const LONG_ABOUT: &str = "\
 Show who changed what: one JSON object on each line, the oldest first.
 
@@ -25,15 +25,15 @@ Examples:
   k8e audit --principal ann --limit 1000 | jq -r 'select(.code != \"ok\")'
   k8e audit | jq -r 'select(.action == \"login\") | .object'     # certificates, by serial number")]
 pub struct AuditArgs {
-    /// The newest so many
+    /// Number of newest rows to print
     #[arg(long, default_value_t = 100, value_name = "N")]
     limit: u32,
 
-    /// Only what happened in this last time, as 1h
+    /// Only rows of the last 1h, 7d, … [default: all]
     #[arg(long, value_name = "TIME", value_parser = units::span)]
     since: Option<Span>,
 
-    /// Only what this one did: a key's holder, local, or as the rows have it
+    /// Only rows of this principal: that of an API key, local, or as printed in the rows
     #[arg(long, value_name = "NAME")]
     principal: Option<String>,
 }
@@ -42,7 +42,7 @@ pub struct AuditArgs {
 struct RowJson {
     at_unix_ms: i64,
     principal: String,
-    /// The API key that the call was made with, by itself or by a certificate; empty for none.
+    /// Name of the API key that authenticated the call, directly or by a certificate; empty for none.
     key_id: String,
     /// An IP address, or `uid:N` at the Unix socket.
     source: String,
@@ -75,7 +75,7 @@ pub(crate) async fn run(args: AuditArgs, mut client: Client) -> Result<u8, Failu
     Ok(0)
 }
 
-/// As the rows have it.
+/// The principal as the rows have it.
 fn principal(text: &str) -> String {
     if text == "local" || text.contains(':') {
         return text.to_owned();
@@ -86,7 +86,7 @@ fn principal(text: &str) -> String {
 fn before_now_ms(time: Duration) -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let then = now.unwrap_or_default().saturating_sub(time);
-    // Not 0, which is no time at all.
+    // Not 0, which means no bound.
     i64::try_from(then.as_millis()).unwrap_or(i64::MAX).max(1)
 }
 

@@ -15,7 +15,7 @@ Everything in it is gone afterwards: save files first.
 Example:
   k8e sandbox read $SID result.json --raw > result.json && k8e sandbox destroy $SID")]
 pub struct DestroyArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 }

@@ -1,4 +1,4 @@
-//! `k8e sandbox egress`: what a session tried to reach, and what became of it.
+//! `k8e sandbox egress`: the egress log of a session, allowed and denied connections.
 
 use super::allowing;
 use crate::failure::Failure;
@@ -10,19 +10,19 @@ use k8e_model::DenyReason;
 use serde::Serialize;
 use std::io::IsTerminal as _;
 
-/// The longest host name there is. What is longer is none, and no line needs all of it.
+/// Longest valid host name; longer text is cut.
 const NAME_CHARS_MAX: usize = 253;
 
-/// Most targets fit; what is longer moves only its own line.
+/// Column width of targets; a longer one shifts only its own line.
 const TARGET_WIDTH: usize = 44;
 
-/// What `k8e sandbox egress --help` begins with.
+/// First paragraphs of `k8e sandbox egress --help`.
 pub(super) const LONG_ABOUT: &str = "\
-Show what a session tried to reach: which names, addresses and ports, by which rule it was allowed,
-or why it was not. Attempts that are alike are one line with a count.
+Show the egress log of a session: host names, addresses and ports that it connected to or looked up,
+with the rule that allowed it or the reason why it was denied. Equal attempts are one entry with a count.
 
-On a terminal it goes on until Ctrl-C or the end of the session. Otherwise it prints what there is
-as one JSON object, or with --follow one JSON object on each line.";
+On a terminal it follows the log until Ctrl-C or the end of the session. Otherwise it prints the log
+as one JSON object, or with --follow one JSON object per line.";
 
 /// Arguments of `k8e sandbox egress`.
 #[derive(Args, Debug)]
@@ -32,15 +32,15 @@ Examples:
   k8e sandbox egress $SID --denied | jq -r '.flows[] | \"\\(.name) \\(.reason)\"'
   k8e sandbox egress $SID --follow | jq -c 'select(.protocol == \"tcp\")'")]
 pub struct EgressArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 
-    /// Only what was denied
+    /// Only denied attempts
     #[arg(long)]
     denied: bool,
 
-    /// Go on as more happens, until the session ends; one JSON object on each line
+    /// Print new entries as they happen, until the session ends; one JSON object per line
     #[arg(long, short)]
     follow: bool,
 }
@@ -66,7 +66,7 @@ struct FlowJson {
     rule: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
-    /// The reason as a sentence, and what to do.
+    /// The reason as a sentence, with the command that would allow it.
     #[serde(skip_serializing_if = "String::is_empty")]
     detail: String,
     count: u64,
@@ -75,7 +75,7 @@ struct FlowJson {
 // === impl EgressArgs ===
 
 impl EgressArgs {
-    /// Whether a person reads it.
+    /// Whether standard output is a terminal.
     pub(crate) fn for_people(&self) -> bool {
         std::io::stdout().is_terminal()
     }
@@ -89,7 +89,7 @@ pub(crate) async fn run(args: EgressArgs, mut client: Client) -> Result<u8, Fail
         denied_only: args.denied,
     };
     if for_people {
-        output::note("showing what the session reaches, times in UTC; Ctrl-C ends it");
+        output::note("egress of the session, times in UTC; Ctrl-C to stop");
     }
     let mut coming = client.watch_egress(request).await?.into_inner();
     let mut flows = Vec::new();
@@ -131,7 +131,7 @@ impl FlowJson {
     }
 }
 
-/// One flow, for people.
+/// One flow as a line of text.
 fn line(session_id: &str, flow: &v1::EgressFlow) -> String {
     let why = match (flow.verdict(), flow.rule.is_empty()) {
         (v1::EgressVerdict::Denied, true) => explained(session_id, flow),
@@ -155,7 +155,7 @@ fn line(session_id: &str, flow: &v1::EgressFlow) -> String {
     format!("{}\n", line.trim_end())
 }
 
-/// Who was to be reached: the name and the address, as far as they are known.
+/// Name, port and address of the destination, as far as they are known.
 fn target(flow: &v1::EgressFlow) -> String {
     let port = match flow.port {
         0 => String::new(),
@@ -176,7 +176,7 @@ fn explained(session_id: &str, flow: &v1::EgressFlow) -> String {
     }
 }
 
-/// Why it was denied and what to do; empty for a reason that only a newer server knows.
+/// Why it was denied and what to do; empty for an unknown reason, of a newer server.
 fn detail(session_id: &str, flow: &v1::EgressFlow) -> String {
     let reason = flow.reason.parse::<DenyReason>();
     let sentence = reason.map_or("", DenyReason::sentence);
@@ -203,13 +203,13 @@ fn protocol(flow: &v1::EgressFlow) -> &'static str {
     }
 }
 
-/// What the sandbox chose must not command the terminal.
+/// Replaces control characters in text that the sandbox chose, so that it cannot control the terminal.
 pub(super) fn clean(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_graphic() { c } else { '?' };
     text.chars().take(NAME_CHARS_MAX).map(plain).collect()
 }
 
-/// The time of day.
+/// Time of day in UTC, as 12:34:56.
 fn clock(unix_ms: i64) -> String {
     let second = unix_ms.div_euclid(1000).rem_euclid(24 * 3600);
     let (hour, minute) = (second / 3600, second / 60 % 60);
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(json["reason"], "not_allowed");
         assert_eq!(
             json["detail"],
-            "no rule of the session allows it; `k8e sandbox allow-hosts --session-id sess-a --add b.example` does"
+            "no rule of the session allows it; `k8e sandbox allow-hosts --session-id sess-a --add b.example` allows it"
         );
         assert!(json.get("port").is_none() && json.get("address").is_none());
         let json = serde_json::to_value(FlowJson::new("sess-a", flow())).unwrap();

@@ -1,24 +1,24 @@
-//! What a person is told on standard error about how a command ended, beyond its exit code.
+//! Notes on standard error about how a command ended: timeout, out of memory, denied egress.
 
 use super::allowing;
 use k8e_api::v1;
 use std::time::Duration;
 
-/// Names in one hint: more do not fit a command that somebody copies.
+/// Host names in one hint: more do not fit into a command to copy.
 const HINT_ENTRIES_MAX: usize = 8;
 
-/// The request, as far as the hints depend on it.
+/// The fields of the request that the hints depend on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Asked {
-    /// The timeout; 0 is the server's default.
+    /// Timeout in milliseconds; 0 is the server's default.
     pub(super) timeout_ms: i64,
-    /// Whether the session is gone with the run.
+    /// Whether the session is destroyed after the run.
     pub(super) fresh: bool,
-    /// The flag for a new session; empty is the server's default.
+    /// --allowed-hosts; empty is the server's default.
     pub(super) allowed_hosts: Vec<String>,
 }
 
-/// One line for each thing that the output does not say. `raw` has no JSON with a status.
+/// One line for each note. With `raw` there is no JSON that has the status.
 pub(super) fn notes(
     asked: &Asked,
     session_id: &str,
@@ -28,11 +28,11 @@ pub(super) fn notes(
     let mut notes = Vec::new();
     match exited.status.as_str() {
         "timed_out" if raw => notes.push(format!(
-            "the command timed out after {} and was killed with all it started; --timeout sets how long it may take",
+            "the command timed out after {} and was killed with all processes it started; --timeout sets the limit",
             time(asked, exited)
         )),
         "oom_killed" if raw => notes.push(
-            "the command was killed: the sandbox reached its memory limit, which a session keeps; make a new one \
+            "the command was killed: the sandbox reached its memory limit, which cannot be changed; create a session \
              with more, as in `k8e sandbox create --memory 2GiB`"
                 .to_owned(),
         ),
@@ -42,7 +42,7 @@ pub(super) fn notes(
     notes
 }
 
-/// Names, or addresses, that the rules denied, each once.
+/// Denied host names, or addresses where there is no name, without duplicates.
 pub(super) fn names(flows: &[v1::EgressFlow]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for flow in flows {
@@ -72,7 +72,7 @@ fn denied(asked: &Asked, session_id: &str, flows: &[v1::EgressFlow]) -> Option<S
         }
     }
     let hint = match (entries.is_empty(), asked.fresh) {
-        (true, _) => "no rule of a session allows it".to_owned(),
+        (true, _) => "no entry of --allowed-hosts can allow it".to_owned(),
         (false, false) => allowing::command(session_id, &entries),
         (false, true) => {
             let before = match asked.allowed_hosts.as_slice() {
@@ -81,13 +81,13 @@ fn denied(asked: &Asked, session_id: &str, flows: &[v1::EgressFlow]) -> Option<S
                 hosts => hosts.to_vec(),
             };
             let hosts = [before, entries].concat().join(",");
-            format!("`--allowed-hosts {hosts}` does, the next time")
+            format!("`--allowed-hosts {hosts}` allows it for the next run")
         }
     };
     Some(format!("the sandbox may not reach {shown}: {hint}"))
 }
 
-/// The timeout as it was asked for; else how long it ran.
+/// The timeout of the request; else how long the command ran.
 fn time(asked: &Asked, exited: &v1::RunExited) -> String {
     let time = match u64::try_from(asked.timeout_ms) {
         Ok(ms @ 1..) => Duration::from_millis(ms),
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(
             notes(&asked, "s", &timed_out, true),
             [
-                "the command timed out after 30s and was killed with all it started; --timeout sets how long it may take"
+                "the command timed out after 30s and was killed with all processes it started; --timeout sets the limit"
             ]
         );
         asked.timeout_ms = 1500;
@@ -146,13 +146,13 @@ mod tests {
         assert_eq!(
             notes(&asked, "sess-a", &run, false),
             ["the sandbox may not reach b.example, $(reboot): \
-              `k8e sandbox allow-hosts --session-id sess-a --add b.example` does"]
+              `k8e sandbox allow-hosts --session-id sess-a --add b.example` allows it"]
         );
         asked.fresh = true;
         assert_eq!(
             notes(&asked, "sess-a", &run, false),
             [
-                "the sandbox may not reach b.example, $(reboot): `--allowed-hosts @default,b.example` does, the next time"
+                "the sandbox may not reach b.example, $(reboot): `--allowed-hosts @default,b.example` allows it for the next run"
             ]
         );
         asked.allowed_hosts = vec!["none".to_owned()];
@@ -160,7 +160,7 @@ mod tests {
         let never = exited("completed", vec![denied("b.example", "deny_list")]);
         assert_eq!(
             notes(&asked, "s", &never, true),
-            ["the sandbox may not reach b.example: no rule of a session allows it"]
+            ["the sandbox may not reach b.example: no entry of --allowed-hosts can allow it"]
         );
     }
 }

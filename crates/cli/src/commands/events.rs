@@ -1,4 +1,4 @@
-//! `k8e sandbox events`: what happened to a session.
+//! `k8e sandbox events`: the event log of a session.
 
 use crate::failure::Failure;
 use crate::output;
@@ -16,26 +16,26 @@ const FOLLOW_PAUSE: Duration = Duration::from_millis(500);
 #[command(after_long_help = "\
 Examples:
   k8e sandbox events $SID | jq -r '.events[] | \"\\(.seq) \\(.kind)\"'
-  k8e sandbox events $SID --follow    # one JSON object on each line")]
+  k8e sandbox events $SID --follow    # one JSON object per line")]
 pub struct EventsArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 
-    /// Events to print at most
+    /// Largest number of events to print
     #[arg(long, default_value_t = 500, value_name = "N")]
     limit: u32,
 
-    /// Only events after this number
+    /// Only events with a sequence number above this
     #[arg(long, default_value_t = 0, value_name = "SEQ")]
     after: u64,
 
-    /// Go on as more happens, until the session ends; one JSON object on each line
+    /// Print new events as they happen, until the session ends; one JSON object per line
     #[arg(long, short)]
     follow: bool,
 }
 
-/// K8E's keys.
+/// JSON output, with the keys of the Go K8E.
 #[derive(Serialize)]
 struct EventsJson {
     events: Vec<EventJson>,
@@ -69,7 +69,7 @@ pub(crate) async fn run(args: EventsArgs, mut client: Client) -> Result<u8, Fail
 async fn follow(args: EventsArgs, mut client: Client) -> Result<u8, Failure> {
     let mut after = args.after;
     loop {
-        // Asked first: what happened before the end is then still printed.
+        // Read before the page: events up to the end are then still printed.
         let ended = super::get::ended(&mut client, &args.session_id).await?;
         let page = page(&mut client, &args.session_id, after, args.limit).await?;
         let last = page.events.last().map(|event| event.seq);

@@ -1,17 +1,18 @@
-//! `k8e sandbox exec`: a program and its arguments, as they are, in a given session.
+//! `k8e sandbox exec`: executes a program with arguments in a session, without a shell.
 
-use super::stream::{CommandArgs, Request, drive};
+use super::files::path_bytes;
+use super::stream::{CommandArgs, Request};
 use crate::failure::Failure;
+use bytes::Bytes;
 use clap::Args;
-use k8e_api::client::Client;
 use k8e_api::v1;
-use k8e_model::{Command, Program};
+use k8e_model::check_argv;
 use std::ffi::OsString;
 
-/// What `k8e sandbox exec --help` begins with.
+/// First paragraphs of `k8e sandbox exec --help`.
 pub(super) const LONG_ABOUT: &str = "\
-Execute a program with its arguments in a session, without a shell: nothing is expanded or quoted.
-The exit code is the program's own. Flags of k8e come before the program.";
+Execute a program with arguments in a session, without a shell: nothing is expanded or quoted.
+The exit code is that of the program. Flags of k8e come before the program.";
 
 /// Arguments of `k8e sandbox exec`.
 #[derive(Args, Debug)]
@@ -21,7 +22,7 @@ Examples:
   k8e sandbox exec $SID --raw --timeout never -- python3 server.py
   tar c . | k8e sandbox exec $SID --stdin --raw -- tar x")]
 pub struct ExecArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 
@@ -47,22 +48,11 @@ impl ExecArgs {
 
     /// The request: checked, not sent yet.
     pub(crate) fn request(self) -> Result<Request, Failure> {
-        let argv: Vec<Vec<u8>> = self
-            .argv
-            .into_iter()
-            .map(OsString::into_encoded_bytes)
-            .collect();
-        Command::new(Program::Argv(argv.clone()))?;
+        let args: Vec<Bytes> = self.argv.into_iter().map(path_bytes).collect();
+        check_argv(&args)?;
         let mut request = self.command.request();
         request.start.session_id = self.session_id;
-        let argv = v1::Argv {
-            args: argv.into_iter().map(Into::into).collect(),
-        };
-        request.start.program = Some(v1::run_start::Program::Argv(argv));
+        request.start.program = Some(v1::run_start::Program::Argv(v1::Argv { args }));
         Ok(request)
     }
-}
-
-pub(crate) async fn run(request: Request, client: Client) -> Result<u8, Failure> {
-    drive(client, request).await
 }

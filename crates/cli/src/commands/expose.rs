@@ -1,5 +1,6 @@
-//! `k8e sandbox expose | unexpose | exposed`: services in a session that have a URL.
+//! `k8e sandbox expose`, `unexpose` and `exposed`: URLs for services in a session.
 
+use super::spec;
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
@@ -7,34 +8,35 @@ use k8e_api::client::Client;
 use k8e_api::v1;
 use serde::Serialize;
 
-/// What `k8e sandbox expose --help` begins with.
+/// First paragraphs of `k8e sandbox expose --help`.
 pub(super) const LONG_ABOUT: &str = "\
-Give a service in a session a URL, and print it. Whoever has the URL can use the service until
-`unexpose`, or until the session ends; nobody else can. Asking again gives the same URL.
+Expose a service in a session at a URL, and print it. The URL contains a secret token: whoever has it
+can use the service until `unexpose` or the end of the session. Repeated calls print the same URL.
 
-The service may listen on 127.0.0.1 inside. HTTP, streams of events and WebSockets go through. Open
-the URL in a browser, or send its token as `authorization: Bearer …` or `x-k8e-token: …`.";
+The service may listen on 127.0.0.1 in the sandbox. HTTP, server-sent events and WebSocket are
+forwarded. Open the URL in a browser, or send its token as `authorization: Bearer …` or
+`x-k8e-token: …`.";
 
-/// Which session.
+/// The session of the service.
 #[derive(Args, Debug)]
 struct SessionArgs {
-    /// The session [default: the tenant's newest]
+    /// Session of the service [default: the one that a plain `k8e sandbox run` uses, see `status`]
     #[arg(long, env = "K8E_SANDBOX_SESSION_ID", value_name = "ID")]
     session_id: Option<String>,
 
-    /// Whose newest session, when none is named
+    /// Tenant whose `run` session to use when --session-id is not set [default: the API key's first]
     #[arg(long, env = "K8E_SANDBOX_TENANT", value_name = "NAME")]
     tenant: Option<String>,
 }
 
-/// Which service.
+/// The port of the service, as argument or flag.
 #[derive(Args, Debug)]
 struct PortArgs {
-    /// The port that the service listens on
+    /// Port that the service listens on in the sandbox
     #[arg(value_name = "PORT", required_unless_present = "port", value_parser = clap::value_parser!(u16).range(1..))]
     number: Option<u16>,
 
-    /// The same with a flag
+    /// The same as a flag
     #[arg(long, value_name = "PORT", conflicts_with = "number", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
 }
@@ -54,7 +56,7 @@ pub struct ExposeArgs {
     #[command(flatten)]
     port: PortArgs,
 
-    /// Where it listens inside: a loopback address
+    /// Loopback address that the service listens on in the sandbox
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     host: String,
 
@@ -65,7 +67,7 @@ pub struct ExposeArgs {
 /// Arguments of `k8e sandbox unexpose`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-The URL is not found from now on, and open connections are cut. `ok` is false when it had none.
+The URL answers 404 from now on, and open connections are cut. `ok` is false when the port was not exposed.
 
 Example:
   k8e sandbox unexpose 8000 --session-id $SID")]
@@ -87,7 +89,7 @@ pub struct ExposedArgs {
     session: SessionArgs,
 }
 
-/// K8E's keys, and the token alone.
+/// JSON output: the keys of the Go K8E, and the token.
 #[derive(Serialize)]
 struct ExposedJson {
     url: String,
@@ -98,7 +100,7 @@ struct ExposedJson {
     started_at: i64,
 }
 
-/// K8E's keys.
+/// JSON output, with the keys of the Go K8E.
 #[derive(Serialize)]
 struct UnexposedJson {
     ok: bool,
@@ -106,7 +108,7 @@ struct UnexposedJson {
     session_id: String,
 }
 
-/// K8E's keys.
+/// JSON output, with the keys of the Go K8E.
 #[derive(Serialize)]
 struct ListJson {
     session_id: String,
@@ -174,44 +176,29 @@ pub(crate) async fn list(args: ExposedArgs, mut client: Client) -> Result<u8, Fa
 // === impl SessionArgs ===
 
 impl SessionArgs {
-    /// The session that is named, or the tenant's newest. None is made: nothing could listen in it.
+    /// The session that is named, or the one that a plain `run` would use. None is made: nothing could listen in it.
     async fn find(self, client: &mut Client) -> Result<String, Failure> {
         if let Some(named) = self.session_id.filter(|named| !named.is_empty()) {
             return Ok(named);
         }
-        let tenant = self.tenant.filter(|tenant| !tenant.is_empty());
-        let tenant = match tenant {
-            Some(tenant) => tenant,
-            None => {
-                let status = client.get_status(v1::GetStatusRequest {}).await?;
-                status.into_inner().default_tenant
-            }
-        };
-        let request = v1::ListSessionsRequest {
-            phase: "active".to_owned(),
-            tenant: tenant.clone(),
-        };
-        let sessions = client.list_sessions(request).await?.into_inner().sessions;
-        let newest = sessions.iter().max_by_key(|one| one.created_at_unix_ms);
-        let Some(newest) = newest else {
-            return Err(Failure::request(
-                format!(
-                    "tenant {tenant} has no session: name one with --session-id, or make it with `k8e sandbox create`"
-                ),
-                "not_found",
-            ));
-        };
-        // Who runs the server sees everybody's, and must not open somebody's by mistake.
-        if sessions.iter().any(|one| one.owner != newest.owner) {
-            return Err(Failure::request(
-                format!(
-                    "several owners have sessions of tenant {tenant}: name one with --session-id"
-                ),
-                "invalid",
-            ));
-        }
-        Ok(newest.session_id.clone())
+        let tenant = self.tenant.unwrap_or_default();
+        let found = spec::run_session(client, &tenant).await?;
+        found.ok_or_else(|| no_run_session(&tenant))
     }
+}
+
+fn no_run_session(tenant: &str) -> Failure {
+    let tenant = match tenant {
+        "" => String::new(),
+        tenant => format!(" for tenant {tenant}"),
+    };
+    Failure::request(
+        format!(
+            "no session is named, and `k8e sandbox run` has none{tenant} yet: name the session of the service with \
+             --session-id (`k8e sandbox sessions` lists them), or start the service with `k8e sandbox run --background`"
+        ),
+        "not_found",
+    )
 }
 
 // === impl PortArgs ===

@@ -1,4 +1,4 @@
-//! `k8e sandbox stat`, `mkdir`, `mv` and `rm`: small calls about files, one request each.
+//! `k8e sandbox stat`, `mkdir`, `mv` and `rm`: file operations in the workspace.
 
 use crate::failure::Failure;
 use crate::output;
@@ -16,10 +16,10 @@ use std::ffi::OsString;
 Example:
   k8e sandbox stat $SID result.json | jq .size")]
 pub struct StatArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
-    /// The file, below /workspace
+    /// Path of the file, absolute or relative to /workspace; nothing outside /workspace
     path: OsString,
 }
 
@@ -29,15 +29,15 @@ pub struct StatArgs {
 Example:
   k8e sandbox mkdir $SID out/2024 --parents")]
 pub struct MkdirArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
-    /// The directory, below /workspace
+    /// Path of the directory, absolute or relative to /workspace; nothing outside /workspace
     path: OsString,
-    /// Make missing directories above it; an existing one is no error
+    /// Create missing parent directories; an existing directory is not an error
     #[arg(long, short)]
     parents: bool,
-    /// Its permissions
+    /// Permissions of the new directory, octal
     #[arg(long, default_value = "0755", value_name = "MODE", value_parser = units::permissions)]
     perm: u32,
 }
@@ -48,12 +48,12 @@ pub struct MkdirArgs {
 Example:
   k8e sandbox mv $SID draft.txt final.txt")]
 pub struct MvArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
-    /// The file, below /workspace
+    /// Path of the file, absolute or relative to /workspace; nothing outside /workspace
     from: OsString,
-    /// Its new path, below /workspace
+    /// New path, below /workspace
     to: OsString,
 }
 
@@ -63,17 +63,17 @@ pub struct MvArgs {
 Example:
   k8e sandbox rm $SID build --recursive")]
 pub struct RmArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
-    /// The file, below /workspace
+    /// Path of the file, absolute or relative to /workspace; nothing outside /workspace
     path: OsString,
-    /// A directory with everything in it
+    /// Remove a directory and its contents
     #[arg(long, short)]
     recursive: bool,
 }
 
-/// What a change answers.
+/// JSON output of commands that change files.
 #[derive(Serialize)]
 pub(super) struct ChangedJson {
     ok: bool,
@@ -138,7 +138,7 @@ pub(crate) async fn rm(args: RmArgs, mut client: Client) -> Result<u8, Failure> 
     output::json(&changed).map(|()| 0)
 }
 
-/// A path travels as the bytes it is.
+/// A path as bytes: it need not be UTF-8.
 pub(super) fn path_bytes<B: From<Vec<u8>>>(path: OsString) -> B {
     path.into_encoded_bytes().into()
 }

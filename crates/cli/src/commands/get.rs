@@ -1,4 +1,4 @@
-//! `k8e sandbox get`.
+//! `k8e sandbox get`: shows a session.
 
 use crate::failure::Failure;
 use crate::output;
@@ -13,7 +13,7 @@ use k8e_api::v1;
 Example:
   k8e sandbox get $SID | jq -r .phase")]
 pub struct GetArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 }
@@ -26,7 +26,7 @@ pub(crate) async fn run(args: GetArgs, mut client: Client) -> Result<u8, Failure
     output::json(&SessionJson::from(session)).map(|()| 0)
 }
 
-/// Whether nothing more will happen to a session.
+/// Whether a session has ended.
 pub(super) async fn ended(client: &mut Client, session_id: &str) -> Result<bool, Failure> {
     let request = v1::GetSessionRequest {
         session_id: session_id.to_owned(),

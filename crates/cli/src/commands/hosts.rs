@@ -1,33 +1,33 @@
-//! Lists of hosts as people type them, for every command that takes one.
+//! Egress allow-lists on the command line: help text and validation.
 
 use crate::failure::Failure;
 use crate::output;
 use k8e_model::EgressPolicy;
 
-/// What to write for HOSTS.
+/// Help text about HOSTS.
 macro_rules! help {
     () => {
         "\
-Hosts, with commas between them:
+HOSTS is a list, separated by commas:
   api.example.com      this host, on ports 80 and 443
-  *.example.com        every host below it at any depth, not itself
+  *.example.com        every subdomain at any depth, not example.com itself
   db.example.com:5432  this host on this TCP port only
-  10.1.0.0/16:5432     addresses, whatever is there; 1.2.3.4:22 for one
-  @python @npm @github the package indexes and the hosts that git and releases need
-  @read-only           hosts to fetch packages and code from that take nothing in
-  @default             what a session gets that names none, unless the server was told otherwise; with a
-                       token, code can write to github.com and publish to npm
-  none                 nothing
-  all                  every public address, on every port: what is read inside can be sent anywhere"
+  10.1.0.0/16:5432     a network on this TCP port; 1.2.3.4:22 for one address
+  @python @npm @github the hosts of the package index, or of git and releases
+  @read-only           hosts to download packages and code from, without those that accept uploads
+  @default             the built-in default; with a token, code can push to github.com and publish
+                       to npm
+  none                 no egress
+  all                  every public address, on every port: code can send what it reads anywhere"
     };
 }
 pub(crate) use help;
 
-/// Refuses what the server would refuse, before anything is sent, and warns of what it would not.
+/// Validates a list before anything is sent, and warns about `all`.
 pub(crate) fn check(hosts: &[String]) -> Result<(), Failure> {
     if EgressPolicy::parse(hosts)? == EgressPolicy::All {
         output::note(
-            "warning: `all` lets the sandbox reach every public address: what it reads it can send anywhere",
+            "warning: `all` allows every public address: code in the sandbox can send what it reads anywhere",
         );
     }
     Ok(())

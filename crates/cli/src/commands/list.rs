@@ -1,4 +1,4 @@
-//! `k8e sandbox list`.
+//! `k8e sandbox list`: lists files of the workspace.
 
 use super::files::path_bytes;
 use crate::failure::Failure;
@@ -18,19 +18,19 @@ Examples:
   k8e sandbox list $SID src --recursive=false
   k8e sandbox list $SID --since $(date -d '5 minutes ago' +%s)")]
 pub struct ListArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 
-    /// Where to begin
+    /// Directory to list
     #[arg(default_value = "/workspace")]
     path: OsString,
 
-    /// Only what changed since then, in Unix seconds
+    /// Only files modified since this time, in Unix seconds
     #[arg(long, default_value_t = 0, value_name = "TIME")]
     since: i64,
 
-    /// With everything below
+    /// Include subdirectories
     #[arg(
         long,
         default_value_t = true,
@@ -42,7 +42,7 @@ pub struct ListArgs {
     )]
     recursive: bool,
 
-    /// Files to show at most; `truncated` says whether there are more
+    /// Largest number of files to print; `truncated` is true when there are more
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
 }
@@ -50,7 +50,7 @@ pub struct ListArgs {
 #[derive(Serialize)]
 struct ListJson {
     files: Vec<FileJson>,
-    /// Whether there are more files than these.
+    /// Whether the list was cut at --limit.
     truncated: bool,
 }
 
@@ -67,7 +67,7 @@ pub(crate) async fn run(args: ListArgs, mut client: Client) -> Result<u8, Failur
         truncated: false,
     };
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    // Leaving early ends the call, and so the listing in the sandbox.
+    // Dropping the stream cancels the call, and so the listing in the sandbox.
     while !list.truncated
         && let Some(page) = pages.message().await?
     {

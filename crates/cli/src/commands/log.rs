@@ -1,4 +1,4 @@
-//! `k8e sandbox log`: what a session's commands printed.
+//! `k8e sandbox log`: the transcript of a session.
 
 use crate::failure::Failure;
 use crate::output::Raw;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 const FOLLOW_PAUSE: Duration = Duration::from_millis(500);
 
-/// What `k8e sandbox log --help` begins with.
+/// First paragraphs of `k8e sandbox log --help`.
 pub(super) const LONG_ABOUT: &str = "\
-Print what a session's commands wrote, as it was. The server keeps the last part of it; offsets go on
-counting, so that the next call can begin where the last one ended.";
+Print the transcript of a session: the output of its commands, byte for byte. The server keeps the last
+8 to 16 MiB; offsets count from the beginning, so that a call can continue where the last one ended.";
 
 /// Arguments of `k8e sandbox log`.
 #[derive(Args, Debug)]
@@ -22,19 +22,19 @@ Examples:
   k8e sandbox log $SID --follow
   k8e sandbox log $SID --offset 4096 --limit 1024")]
 pub struct LogArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 
-    /// Begin at this byte
+    /// Byte offset to start at
     #[arg(long, default_value_t = 0, value_name = "BYTE")]
     offset: u64,
 
-    /// Bytes to print at most; 0 is all
+    /// Largest number of bytes to print; 0 for all
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     limit: u64,
 
-    /// Go on as more is written, until the session ends
+    /// Print new output as it is written, until the session ends
     #[arg(long, short)]
     follow: bool,
 }

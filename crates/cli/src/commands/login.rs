@@ -1,4 +1,4 @@
-//! `k8e login`: an API key becomes a certificate on this machine.
+//! `k8e login`: exchanges an API key for a client certificate.
 
 use crate::Globals;
 use crate::connect;
@@ -12,14 +12,14 @@ use serde::Serialize;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// What `k8e login --help` begins with.
+/// First paragraphs of `k8e login --help`.
 pub(crate) const LONG_ABOUT: &str = "\
-Get a client certificate for an API key, and keep it in --cert-dir.
+Get a client certificate for an API key, and store it in --cert-dir.
 
-The private key is made here and never leaves this machine. From then on commands with this endpoint
-need no API key; deleting the key on the server ends the certificate too. The server is believed
-only if its certificate is signed by ca.crt in that directory: copy it from <data-dir>/tls/sandbox-ca.crt
-on the server, by a way that you trust.";
+The private key is generated here and never leaves this machine. Afterwards commands with this endpoint
+need no API key; deleting the API key on the server revokes the certificate too. The server's
+certificate is verified with ca.crt in that directory: copy it from <data-dir>/tls/sandbox-ca.crt on
+the server, over a channel that you trust.";
 
 /// Arguments of `k8e login`.
 #[derive(Args, Debug)]
@@ -28,7 +28,7 @@ Example:
   export K8E_SANDBOX_ENDPOINT=sandboxes.example.com
   K8E_SANDBOX_APIKEY=k8e_… k8e login && k8e sandbox status")]
 pub struct LoginArgs {
-    /// What the server's audit calls this machine [default: its host name]
+    /// Name of this machine in the server's audit log [default: its host name]
     #[arg(long, env = "K8E_SANDBOX_DEVICE_NAME", value_name = "NAME")]
     device_name: Option<String>,
 }
@@ -83,10 +83,10 @@ pub(crate) async fn run(args: LoginArgs, globals: &Globals) -> Result<u8, Failur
     Ok(0)
 }
 
-/// For this user alone, whole or not at all.
+/// Writes a file atomically, readable by this user only.
 fn write_private(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
     std::fs::create_dir_all(dir)?;
-    // Made for its owner alone, wherever there are owners.
+    // Mode 0600 on Unix.
     let mut file = tempfile::NamedTempFile::new_in(dir)?;
     file.write_all(text.as_bytes())?;
     file.as_file().sync_all()?;

@@ -1,4 +1,4 @@
-//! `k8e sandbox pause` and `resume`.
+//! `k8e sandbox pause` and `resume`: stops and continues all processes of a session.
 
 use crate::failure::Failure;
 use crate::output;
@@ -8,14 +8,14 @@ use k8e_api::client::Client;
 use k8e_api::v1;
 
 pub(super) const LONG_ABOUT: &str = "\
-Stop everything in a session until it is resumed.
+Pause a session: stop all its processes until it is resumed.
 
-Memory, files and processes stay as they are, also when the server is stopped, killed or started
-again meanwhile. Commands, background runs and shells that are under way stand still and go on after
-`k8e sandbox resume`; new ones are refused. It uses no CPU but keeps its memory.
+Memory, files and processes are kept, also when the server is stopped, killed or restarted meanwhile.
+Commands, background runs and shells in progress continue after `k8e sandbox resume`; new ones are
+refused. A paused session uses no CPU but keeps its memory.
 
-Clocks go on: a command whose --timeout is over by then ends when the session is resumed. A session's
-idle timeout does not count while it is paused, its ttl does. Its sub-agents are paused with it.
+Timeouts keep counting: a command whose --timeout is over ends when the session is resumed. The idle
+timeout of a session does not count while it is paused, its TTL does. Sub-agents are paused with it.
 
 Example:
   k8e sandbox pause $SID
@@ -25,7 +25,7 @@ Example:
 /// Arguments of `k8e sandbox pause`.
 #[derive(Args, Debug)]
 pub struct PauseArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 }
@@ -36,7 +36,7 @@ pub struct PauseArgs {
 Example:
   k8e sandbox resume $SID | jq -r .phase")]
 pub struct ResumeArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 }

@@ -1,4 +1,4 @@
-//! `k8e sandbox pool`.
+//! `k8e sandbox pool`: shows the warm pool.
 
 use crate::failure::Failure;
 use crate::output;
@@ -8,12 +8,12 @@ use k8e_api::v1;
 use serde::Serialize;
 
 pub(super) const LONG_ABOUT: &str = "\
-Show the sandboxes that wait for a session.
+Show the warm pool: sandboxes that were created ahead of their session.
 
-A server keeps some ready for each template and runtime, so that a new session need not wait for
-one to be made. How many follows what was claimed lately, between --pool-min and --pool-max of
-`k8e server`. A session with another disk size than the server's default is never made from a pool;
-with gVisor, neither is one with another number of processes.";
+A server keeps some ready for each template and runtime, so that a new session need not wait for a
+launch. Their number follows recent demand, between --pool-min and --pool-max of `k8e server`. A
+session with another --disk than the server's default never gets a warm sandbox; with gVisor, neither
+does one with another --pids.";
 
 /// Arguments of `k8e sandbox pool`.
 #[derive(Args, Debug)]
@@ -40,7 +40,7 @@ struct PoolJson {
     hits: u64,
     misses: u64,
     unfit: u64,
-    /// Of all claims; none before the first.
+    /// Hits divided by claims; `None` before the first claim.
     hit_rate: Option<f64>,
     claim_p50_ms: f64,
     claim_p99_ms: f64,

@@ -1,4 +1,4 @@
-//! `k8e sandbox ps`.
+//! `k8e sandbox ps`: lists the processes of a sandbox.
 
 use crate::failure::Failure;
 use crate::output;
@@ -13,7 +13,7 @@ use serde::Serialize;
 Example:
   k8e sandbox ps $SID | jq -r '.processes[] | \"\\(.pid) \\(.cmdline)\"'")]
 pub struct PsArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 }
@@ -23,7 +23,7 @@ struct ProcessesJson {
     processes: Vec<ProcessJson>,
 }
 
-/// `pid`, `comm` and `state` are K8E's.
+/// JSON output: `pid`, `comm` and `state` are keys of the Go K8E.
 #[derive(Serialize)]
 struct ProcessJson {
     pid: i32,
@@ -48,7 +48,7 @@ pub(crate) async fn run(args: PsArgs, mut client: Client) -> Result<u8, Failure>
 
 impl From<v1::Process> for ProcessJson {
     fn from(process: v1::Process) -> Self {
-        // Arguments end with NUL each; for eyes they are separated by spaces.
+        // Arguments are terminated by NUL; printed with spaces between them.
         let cmdline = String::from_utf8_lossy(&process.cmdline);
         Self {
             pid: process.pid,

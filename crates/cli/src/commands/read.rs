@@ -1,4 +1,4 @@
-//! `k8e sandbox read`.
+//! `k8e sandbox read`: reads a file of the workspace.
 
 use super::files::path_bytes;
 use crate::failure::Failure;
@@ -10,10 +10,10 @@ use k8e_api::v1::{self, read_file_response::Message};
 use serde::Serialize;
 use std::ffi::OsString;
 
-/// A JSON string of more than this helps nobody; raw has no limit.
+/// Largest file that is printed as JSON; --raw has no limit.
 const JSON_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// What `k8e sandbox read --help` begins with.
+/// First paragraphs of `k8e sandbox read --help`.
 pub(super) const LONG_ABOUT: &str = "\
 Read a file below /workspace. As JSON by default, with content_base64 when it is not text;
 with --raw byte for byte and of any size.";
@@ -26,22 +26,22 @@ Examples:
   k8e sandbox read $SID model.bin --raw > model.bin
   k8e sandbox read $SID app.log --raw --offset 1000000")]
 pub struct ReadArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 
-    /// The file, below /workspace
+    /// Path of the file, absolute or relative to /workspace; nothing outside /workspace
     path: OsString,
 
-    /// Print the bytes as they are
+    /// Print the content as bytes instead of JSON
     #[arg(long)]
     raw: bool,
 
-    /// Begin at this byte
+    /// Byte offset to start at
     #[arg(long, default_value_t = 0, value_name = "BYTE")]
     offset: u64,
 
-    /// Bytes to read; 0 is to the end
+    /// Number of bytes to read; 0 for all up to the end
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     length: u64,
 }

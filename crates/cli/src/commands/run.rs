@@ -1,27 +1,28 @@
-//! `k8e sandbox run`: code or a shell command, in the tenant's session or a given one.
+//! `k8e sandbox run`: runs code or a shell command, in the session that runs share or in a given one.
 
 use super::hosts;
 use super::spec::SpecArgs;
-use super::stream::{CommandArgs, Request, drive};
+use super::stream::{CommandArgs, Request};
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
 use k8e_api::client::Client;
 use k8e_api::v1;
-use k8e_model::{CODE_BYTES_MAX, Command, Language, Program};
+use k8e_model::{CODE_BYTES_MAX, Language, check_code};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use tokio::io::AsyncReadExt as _;
 
-/// What `k8e sandbox run --help` begins with.
+/// First paragraphs of `k8e sandbox run --help`.
 pub(super) const LONG_ABOUT: &str = "\
 Run code, or a shell command, in a sandbox.
 
-Without --session-id, a run uses again the session that an earlier such run of yours made for the same
-tenant with the same flags of a new session: files and installed packages stay. With other flags, or
-when that session has ended, it makes one, and says \"session_created\":true. Sessions of `create` and
-of other programs are used only by name. The exit code is the command's own, also in JSON.";
+Without --session-id, a run reuses the session that an earlier run of yours created for the same tenant
+with the same flags under \"New session\": files and installed packages persist. With other flags, or
+when that session has ended, it creates one and reports \"session_created\":true. Sessions of `create`
+and of other programs are used only with --session-id. The exit code is that of the command, also
+with JSON output.";
 
 /// Arguments of `k8e sandbox run`.
 #[derive(Args, Debug)]
@@ -40,30 +41,30 @@ Examples:
 Output:
   {\"stdout\":\"hello\\n\",\"stderr\":\"\",\"exit_code\":0,\"session_id\":\"sess-…\",\"session_created\":true,
    \"status\":\"completed\",…}
-  session_created is true when the session was made for this run: its files are new.
-  status is completed, timed_out or oom_killed; limits_hit names the limits that were reached,
-  egress_denied what it tried to reach and may not.
+  session_created is true when the session was created for this run: its files are new.
+  status is completed, timed_out or oom_killed; limits_hit lists limits that were reached,
+  egress_denied hosts that the session may not connect to.
   With --background: {\"run_id\":\"run-…\",\"status\":\"started\",\"session_id\":\"sess-…\",
-  \"session_created\":true}; go on with `poll`, `runs` and `cancel`.
+  \"session_created\":true}; see `poll`, `runs` and `cancel`.
 
 ", hosts::help!()))]
 pub struct RunArgs {
-    /// The code; without it, or as `-`, it is read from standard input
+    /// The code; read from standard input when it is missing or `-`
     code: Option<OsString>,
 
-    /// bash, python, node or ts
+    /// Language of the code: bash, python, node or ts
     #[arg(long, default_value = "bash", value_name = "LANGUAGE", value_parser = language)]
     lang: Language,
 
-    /// Run in this session
+    /// Session to run in [default: the one that runs share, see above]
     #[arg(long, env = "K8E_SANDBOX_SESSION_ID", value_name = "ID")]
     session_id: Option<String>,
 
-    /// Run in a session of its own that is destroyed afterwards
+    /// Run in a new session that is destroyed afterwards
     #[arg(long)]
     fresh: bool,
 
-    /// Answer when it started and leave it running; then --timeout is never unless you say
+    /// Return once it has started and leave it running; --timeout is then never unless set
     #[arg(long, conflicts_with_all = ["raw", "stdin", "fresh"])]
     background: bool,
 
@@ -85,14 +86,14 @@ impl RunArgs {
         self.background
     }
 
-    /// The request: the code is read and checked, nothing is sent yet.
+    /// Reads and validates the code and builds the request; sends nothing yet.
     pub(crate) async fn request(self) -> Result<Request, Failure> {
-        // Not clap's to check: an empty variable is how people unset one.
+        // Not checked by clap: an empty environment variable counts as unset.
         let session_id = self.session_id.unwrap_or_default();
         if self.fresh && !session_id.is_empty() {
             return Err(Failure::request(
                 format!(
-                    "--fresh makes a session of its own: leave out --session-id {session_id}, or unset K8E_SANDBOX_SESSION_ID"
+                    "--fresh creates a new session: leave out --session-id {session_id}, or unset K8E_SANDBOX_SESSION_ID"
                 ),
                 "invalid",
             ));
@@ -107,7 +108,9 @@ impl RunArgs {
         }
         if !session_id.is_empty() && !self.spec.secret.is_empty() {
             return Err(Failure::request(
-                format!("--secret is for a new session: {session_id} has those it was made with"),
+                format!(
+                    "--secret is for a new session: the secrets of {session_id} were set when it was created"
+                ),
                 "invalid",
             ));
         }
@@ -116,15 +119,8 @@ impl RunArgs {
             Some(code) if code != "-" => code.into_encoded_bytes(),
             _ => read_code(self.command.stdin()).await?,
         };
-        // Only to say early what the server would say late, after the bytes have travelled.
-        let program = Program::Code {
-            language: self.lang,
-            code,
-        };
-        let code = match Command::new(program)?.program {
-            Program::Code { code, .. } => code,
-            Program::Argv(_) => Vec::new(),
-        };
+        // The server checks it too, but only after all of it was sent.
+        check_code(&code)?;
         let language = self.lang.as_str();
         let mut request = self.command.request();
         request.language = Some(language);
@@ -140,11 +136,7 @@ impl RunArgs {
     }
 }
 
-pub(crate) async fn run(request: Request, client: Client) -> Result<u8, Failure> {
-    drive(client, request).await
-}
-
-/// K8E's keys.
+/// JSON output, with the keys of the Go K8E.
 #[derive(Serialize)]
 struct StartedJson {
     run_id: String,
@@ -176,9 +168,9 @@ async fn read_code(stdin_is_the_commands: bool) -> Result<Vec<u8>, Failure> {
         ));
     }
     let mut code = Vec::new();
-    // Somebody at a terminal forgot the code: an empty one says so better than waiting does.
+    // At a terminal the code was forgotten: an error about empty code is better than waiting for input.
     if !std::io::stdin().is_terminal() {
-        // One byte over is enough to know that it is too much.
+        // One byte more than the limit is enough to detect that it is exceeded.
         let limit = CODE_BYTES_MAX as u64 + 1;
         tokio::io::stdin()
             .take(limit)

@@ -1,4 +1,4 @@
-//! `k8e sandbox poll | runs | cancel`: commands that were started with `run --background`.
+//! `k8e sandbox poll`, `runs` and `cancel`: background runs, started with `run --background`.
 
 use super::stream::exit_code;
 use crate::failure::{EXIT_REQUEST, Failure};
@@ -9,13 +9,13 @@ use k8e_api::client::Client;
 use k8e_api::v1::{self, watch_run_response::Event};
 use serde::Serialize;
 
-/// The status of a run that is not over.
+/// Status of a run in progress.
 const RUNNING: &str = "running";
 
-/// What `k8e sandbox poll --help` begins with.
+/// First paragraphs of `k8e sandbox poll --help`.
 pub(super) const LONG_ABOUT: &str = "\
-Show how a background run is doing, with the first MiB of each stream that it wrote so far. Works for
-a while after its session ended, and after a restart of the server.";
+Show status and output of a background run: the first MiB of standard output and of standard error.
+Available for a while after its session has ended, and after a restart of the server.";
 
 /// Arguments of `k8e sandbox poll`.
 #[derive(Args, Debug)]
@@ -29,17 +29,17 @@ Examples:
 Output:
   {\"run_id\":\"run-…\",\"status\":\"running\",\"stdout\":\"…\",\"stderr\":\"\",…}
   status is running, completed, timed_out, oom_killed, cancelled, failed or lost.
-  exit_code and signal are there when it is over.")]
+  exit_code and signal are present once it has ended.")]
 pub struct PollArgs {
-    /// The run
+    /// Id of the run, as `run --background` printed it
     #[arg(value_name = "RUN")]
     run_id: String,
 
-    /// Answer when it is over
+    /// Wait until the run has ended
     #[arg(long, conflicts_with = "follow")]
     wait: bool,
 
-    /// Print what it writes as it comes, as bytes, and exit with its code
+    /// Stream its output as bytes instead of JSON, and exit with its exit code
     #[arg(long, short)]
     follow: bool,
 }
@@ -50,7 +50,7 @@ pub struct PollArgs {
 Example:
   k8e sandbox runs $SID | jq -r '.runs[] | select(.status == \"running\") | .run_id'")]
 pub struct RunsArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 }
@@ -58,12 +58,12 @@ pub struct RunsArgs {
 /// Arguments of `k8e sandbox cancel`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Everything that the run started ends with it. One that is over stays as it ended.
+Kills all processes that the run started. Has no effect on a run that has ended.
 
 Example:
   k8e sandbox cancel $RUN")]
 pub struct CancelArgs {
-    /// The run
+    /// Id of the run, as `run --background` printed it
     #[arg(value_name = "RUN")]
     run_id: String,
 }
@@ -73,7 +73,7 @@ struct RunsJson {
     runs: Vec<SummaryJson>,
 }
 
-/// One of a list: without what it wrote.
+/// A run without its output.
 #[derive(Serialize)]
 struct SummaryJson {
     run_id: String,
@@ -82,17 +82,17 @@ struct SummaryJson {
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
     program: String,
-    /// None while it runs.
+    /// `None` while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
     duration_ms: u64,
     truncated: bool,
-    /// Unix seconds; 0 while it runs.
+    /// Unix seconds; `ended_at` is 0 while it runs.
     started_at: i64,
     ended_at: i64,
 }
 
-/// K8E's keys, and a few more.
+/// JSON output: the keys of the Go K8E, and more.
 #[derive(Serialize)]
 struct RunJson {
     stdout: String,
@@ -101,7 +101,7 @@ struct RunJson {
     stderr: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     stderr_base64: Option<String>,
-    /// None while it runs.
+    /// `None` while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -149,7 +149,7 @@ pub(crate) async fn cancel(args: CancelArgs, mut client: Client) -> Result<u8, F
     output::json(&RunJson::from(run)).map(|()| 0)
 }
 
-/// Waits for the end, prints on the way if that is wanted, and returns the run's exit code.
+/// Waits for the end of a run, streams its output with --follow, and returns its exit code.
 async fn wait(args: &PollArgs, client: &mut Client) -> Result<u8, Failure> {
     let request = v1::WatchRunRequest {
         run_id: args.run_id.clone(),

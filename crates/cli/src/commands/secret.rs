@@ -1,4 +1,4 @@
-//! `k8e secret …`: values for the environment of commands.
+//! `k8e secret`: sets, lists and deletes secrets for the environment of commands.
 
 use crate::failure::Failure;
 use crate::output;
@@ -11,27 +11,27 @@ use serde::Serialize;
 use std::io::IsTerminal as _;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 
-/// More than a secret may have, so that one that is too long is refused and not cut.
+/// Bound for reading a value: larger than the server's limit, so that a long value is refused and not cut.
 const READ_BYTES_MAX: u64 = 1024 * 1024;
 
-/// What `k8e secret --help` begins with.
+/// First paragraphs of `k8e secret --help`.
 pub(crate) const LONG_ABOUT: &str = "\
-Set, list and delete secrets: values that commands in a sandbox get as variables.
+Set, list and delete secrets: values that commands in a sandbox get as environment variables.
 
-A secret has a name, and one value or several, each with a key. It belongs to whoever sets it. No
-command and no call shows a value again; the server keeps it encrypted. A session names those that
-its commands get, and they get what it is when they start:
+A secret has a name and one or several values, each with a key. It is owned by the principal that sets
+it. No command and no call returns a value; the server stores it encrypted. A session is created with
+references to secrets, and a command gets their values at the time it starts:
 
   printf %s \"$TOKEN\" | k8e secret set github:token
   k8e sandbox run 'gh auth status' --secret GH_TOKEN=github:token
 
-Code in the sandbox can read and print what it is given: give it as little as it needs.";
+Code in the sandbox can read and print these values: give it as little as it needs.";
 
 /// The commands of `k8e secret`.
 #[derive(Subcommand, Debug)]
 pub enum SecretCommand {
-    /// Set a secret to what is on standard input, or to a line that is typed and not shown; one
-    /// newline at its end is left out
+    /// Set a secret to the content of standard input, at a terminal to one line that is not echoed; a
+    /// trailing newline is removed
     Set(SetArgs),
     /// List secrets, without their values
     List,
@@ -42,15 +42,16 @@ pub enum SecretCommand {
 /// Arguments of `k8e secret set`.
 #[derive(Args, Debug)]
 pub struct SetArgs {
-    /// NAME, or NAME:KEY for one of several values
+    /// Name of the secret, or NAME:KEY for one of several values
     #[arg(value_name = "NAME[:KEY]")]
     secret: String,
 
-    /// Keep a newline at the end
+    /// Keep a trailing newline
     #[arg(long)]
     exact: bool,
 
-    /// For this holder of an API key; on the server itself only [default: yourself]
+    /// Owner of the secret, another principal than the caller; for root on the server's Unix socket only [default: the
+    /// caller]
     #[arg(long, value_name = "NAME")]
     principal: Option<String>,
 }
@@ -58,11 +59,12 @@ pub struct SetArgs {
 /// Arguments of `k8e secret delete`.
 #[derive(Args, Debug)]
 pub struct DeleteArgs {
-    /// NAME for all its values, or NAME:KEY
+    /// Name of the secret, for all its values, or NAME:KEY
     #[arg(value_name = "NAME[:KEY]")]
     secret: String,
 
-    /// Of this holder of an API key; on the server itself only [default: yours]
+    /// Owner of the secret, another principal than the caller; for root on the server's Unix socket only [default: the
+    /// caller]
     #[arg(long, value_name = "NAME")]
     principal: Option<String>,
 }
@@ -88,7 +90,7 @@ struct DoneJson {
     key: String,
 }
 
-/// What is asked for, read and checked; nothing is sent yet.
+/// The validated request.
 pub(crate) enum Request {
     Set(v1::SetSecretRequest),
     List,
@@ -104,7 +106,7 @@ impl SecretCommand {
                 let (name, key) = named(&args.secret);
                 convert::secret_name(&name, &key)?;
                 let value = read_value(&args.secret, args.exact).await?;
-                // Only to say early what the server would say late.
+                // Validated before anything is sent.
                 convert::secret_value(value.clone().into())?;
                 Ok(Request::Set(v1::SetSecretRequest {
                     name,
@@ -171,7 +173,7 @@ pub(super) fn named(text: &str) -> (String, String) {
     (name.to_owned(), key.to_owned())
 }
 
-/// All of standard input; at a terminal one line, which is not shown while it is typed.
+/// Reads all of standard input; at a terminal one line, without echo.
 async fn read_value(secret: &str, exact: bool) -> Result<Vec<u8>, Failure> {
     let mut value = Vec::new();
     let stdin = tokio::io::stdin().take(READ_BYTES_MAX);
@@ -180,7 +182,7 @@ async fn read_value(secret: &str, exact: bool) -> Result<Vec<u8>, Failure> {
         output::prompt(&format!("value of {secret} (not shown; Enter ends it): "));
         let mut line = BufReader::new(stdin);
         let read = line.read_until(b'\n', &mut value).await;
-        // The newline that was typed was not shown either.
+        // The newline was not echoed either.
         output::prompt("\n");
         read
     } else {

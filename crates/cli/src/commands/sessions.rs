@@ -1,4 +1,4 @@
-//! `k8e sandbox sessions`.
+//! `k8e sandbox sessions`: lists sessions.
 
 use crate::failure::Failure;
 use crate::output;
@@ -15,11 +15,11 @@ Examples:
   k8e sandbox sessions | jq -r '.sessions[].session_id'
   k8e sandbox sessions --phase all --tenant my-project")]
 pub struct SessionsArgs {
-    /// creating, active, paused, terminating, ended or all
+    /// Only sessions in this phase: creating, active, paused, terminating, ended or all
     #[arg(long, default_value = "active", value_name = "PHASE")]
     phase: String,
 
-    /// Only this tenant's
+    /// Only sessions of this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 }

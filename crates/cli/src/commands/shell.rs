@@ -1,4 +1,4 @@
-//! `k8e sandbox shell`: a shell, or any program, at a terminal in a session.
+//! `k8e sandbox shell`: an interactive shell, or another program, in a terminal (PTY) of a session.
 
 use super::spec::SpecArgs;
 use super::stream::exit_code;
@@ -13,18 +13,18 @@ use std::ffi::OsString;
 use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 
-/// Typed at once: a pasted page.
+/// Read buffer of standard input: a pasted page.
 const INPUT_BYTES: usize = 64 * 1024;
 
-/// How long we wait for the server when somebody ends us.
+/// Longest wait for the server to close the terminal when a signal ends this command.
 const GOODBYE_WITHIN: Duration = Duration::from_secs(3);
 
-/// What `k8e sandbox shell --help` begins with.
+/// First paragraphs of `k8e sandbox shell --help`.
 pub(super) const LONG_ABOUT: &str = "\
-Open a shell, or any program, at a terminal in a session. Every key goes inside, also Ctrl-C; the
-exit code is the program's own.
+Open an interactive shell, or another program, in a terminal of a session. All keys are sent to it, also
+Ctrl-C; the exit code is that of the program.
 
-The terminal outlives this command when the connection is lost: attach to it again with --attach.";
+When the connection is lost the terminal keeps running: reconnect with --attach.";
 
 /// Arguments of `k8e sandbox shell`.
 #[derive(Args, Debug)]
@@ -35,23 +35,23 @@ Examples:
   k8e sandbox shell $SID -- python3 -q
   k8e sandbox shell --attach term-…")]
 pub struct ShellArgs {
-    /// The session [default: the tenant's, which is made when there is none]
+    /// Id of the session [default: the one that `k8e sandbox run` uses, created if there is none]
     #[arg(value_name = "SESSION", env = "K8E_SANDBOX_SESSION_ID")]
     session_id: Option<String>,
 
-    /// Attach to this terminal instead of making one
+    /// Attach to an existing terminal, by its id
     #[arg(long, value_name = "TERMINAL", conflicts_with_all = ["argv", "env", "workdir", "user"])]
     attach: Option<String>,
 
-    /// A variable of its environment; may be repeated
+    /// Environment variable of the program; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = units::pair)]
     env: Vec<(String, String)>,
 
-    /// Its working directory [default: /workspace]
+    /// Working directory in the sandbox [default: /workspace]
     #[arg(long, value_name = "DIR")]
     workdir: Option<String>,
 
-    /// The user it runs as, inside [default: root]
+    /// User in the sandbox that it runs as [default: root]
     #[arg(long, value_name = "USER")]
     user: Option<String>,
 
@@ -63,7 +63,7 @@ pub struct ShellArgs {
     argv: Vec<OsString>,
 }
 
-/// What to do: checked, not sent yet.
+/// The validated request.
 pub(crate) enum Request {
     Create(Box<v1::CreateTerminalRequest>),
     Attach(String),
@@ -72,14 +72,14 @@ pub(crate) enum Request {
 /// How reading a terminal ended.
 enum End {
     Exited(v1::TerminalExited),
-    /// Somebody ends us.
+    /// A signal ended this command.
     Signal(i32),
 }
 
 // === impl ShellArgs ===
 
 impl ShellArgs {
-    /// Refuses politely where nobody sits at a terminal.
+    /// Builds the request; fails where standard input or output is not a terminal.
     pub(crate) fn request(self) -> Result<Request, Failure> {
         if !tty::is_interactive() {
             return Err(Failure::request(
@@ -116,7 +116,7 @@ pub(crate) async fn run(request: Request, mut client: Client) -> Result<u8, Fail
         }
         Request::Attach(terminal_id) => (terminal_id, true),
     };
-    // Not before: until there is a terminal, Ctrl-C ends us as it ends any command.
+    // Not before: until there is a terminal, Ctrl-C ends this command as any other.
     let mut signals = Signals::new().map_err(|e| Failure::io("wait for signals", &e))?;
     let end = {
         let _raw = RawMode::enter()?;
@@ -128,7 +128,7 @@ pub(crate) async fn run(request: Request, mut client: Client) -> Result<u8, Fail
     match end {
         Ok(End::Exited(exited)) => Ok(exit_code(exited.exit_code)),
         Ok(End::Signal(signal)) => {
-            // The window is gone, and nobody comes back for what was in it.
+            // The user's terminal window was closed: end the terminal in the sandbox too.
             let request = v1::DestroyTerminalRequest {
                 terminal_id,
                 grace_ms: 0,
@@ -139,14 +139,14 @@ pub(crate) async fn run(request: Request, mut client: Client) -> Result<u8, Fail
         }
         Err(failure) => {
             output::note(&format!(
-                "the terminal may live on: k8e sandbox shell --attach {terminal_id}"
+                "the terminal may still be running: k8e sandbox shell --attach {terminal_id}"
             ));
             Err(failure)
         }
     }
 }
 
-/// Carries what is typed in and what is said out, up to the end of the terminal.
+/// Relays input and output until the terminal ends.
 async fn drive(
     client: &mut Client,
     signals: &mut Signals,
@@ -164,7 +164,7 @@ async fn drive(
             event = events.message() => match event?.and_then(|event| event.event) {
                 Some(Event::Data(data)) => raw.stdout(&data).await?,
                 Some(Event::Exited(exited)) => break End::Exited(exited),
-                None => return Err(Failure::request("the server ended the terminal without saying how it went", "internal")),
+                None => return Err(Failure::request("the server closed the stream without the exit code of the terminal", "internal")),
             },
             signal = signals.next() => match signal {
                 None => resize(client, terminal_id).await?,
@@ -172,7 +172,7 @@ async fn drive(
             },
             done = &mut typing, if !typed => {
                 typed = true;
-                // A terminal that takes no more is over, and is about to say so.
+                // A terminal that takes no more input has ended; its exit code follows.
                 if let Ok(Err(failure)) = done && failure.exit() != EXIT_REQUEST {
                     return Err(failure);
                 }
@@ -190,14 +190,14 @@ async fn resize(client: &mut Client, terminal_id: &str) -> Result<(), Failure> {
         rows,
         cols,
     };
-    // One that is over has no size.
+    // Fails for a terminal that has ended, which does not matter.
     match client.resize_terminal(request).await.map_err(Failure::from) {
         Err(failure) if failure.exit() != EXIT_REQUEST => Err(failure),
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
-/// One message after the other, so that what is typed stays in order.
+/// Sends input one message at a time, to keep its order.
 async fn type_in(mut client: Client, terminal_id: String) -> Result<(), Failure> {
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; INPUT_BYTES];

@@ -1,6 +1,6 @@
-//! `k8e sandbox status`.
+//! `k8e sandbox status`: shows the state of the server.
 
-use super::spec::CLIENT_KIND;
+use super::spec;
 use crate::failure::Failure;
 use crate::output;
 use crate::render::LimitsJson;
@@ -13,12 +13,12 @@ use serde::Serialize;
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 session_id is the session that `run` without flags for a new session would use; empty when it would
-make one. Exits with 2, and says \"available\":false, when no server can be reached.
+create one. When no server can be reached, prints \"available\":false and exits with 2.
 
 Example:
   k8e sandbox status | jq '.runtimes[] | select(.usable)'")]
 pub struct StatusArgs {
-    /// The tenant whose session to show [default: the one of a `run` that names none]
+    /// Tenant whose session to show [default: that of a `run` without --tenant]
     #[arg(long, env = "K8E_SANDBOX_TENANT", value_name = "NAME")]
     tenant: Option<String>,
 }
@@ -26,10 +26,10 @@ pub struct StatusArgs {
 #[derive(Serialize)]
 struct StatusJson {
     available: bool,
-    /// The session that `run` with no flags of a new session would use; empty when it would make one.
+    /// The session that `run` without flags for a new session would use; empty when it would create one.
     session_id: String,
     tenant_id: String,
-    /// The tenants that the caller may make sessions for; `*` is any.
+    /// Tenants that the caller may create sessions for; `*` is any.
     tenants: Vec<String>,
     version: String,
     default_runtime: String,
@@ -49,7 +49,7 @@ struct RuntimeJson {
     reason: String,
 }
 
-/// K8E's keys when nobody answers.
+/// JSON output when no server can be reached, with the keys of the Go K8E.
 #[derive(Serialize)]
 struct UnavailableJson<'a> {
     available: bool,
@@ -76,12 +76,7 @@ async fn available(args: StatusArgs, mut client: Client) -> Result<u8, Failure> 
         .into_inner();
     let tenant = args.tenant.filter(|tenant| !tenant.is_empty());
     let tenant = tenant.unwrap_or(status.default_tenant);
-    let run = v1::CreateSessionRequest {
-        tenant: tenant.clone(),
-        client: CLIENT_KIND.to_owned(),
-        ..Default::default()
-    };
-    let found = client.find_run_session(run).await?.into_inner();
+    let found = spec::run_session(&mut client, &tenant).await?;
     let runtime = |r: v1::Runtime| RuntimeJson {
         name: r.name,
         usable: r.usable,
@@ -89,7 +84,7 @@ async fn available(args: StatusArgs, mut client: Client) -> Result<u8, Failure> 
     };
     let json = StatusJson {
         available: true,
-        session_id: found.session_id,
+        session_id: found.unwrap_or_default(),
         tenant_id: tenant,
         tenants: status.tenants,
         version: status.version,

@@ -1,4 +1,4 @@
-//! One run on the server, as `run` and `exec` share it: flags, standard input, events, result.
+//! The `Run` stream, shared by `run` and `exec`: flags, standard input, output events, result.
 
 use super::ended::{self, Asked};
 use crate::failure::{EXIT_REQUEST, Failure};
@@ -14,51 +14,52 @@ use tokio::io::AsyncReadExt as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Messages of standard input on their way: enough to keep the connection busy.
+/// Queue of standard input messages: enough to keep the connection busy.
 const INPUT_QUEUE_MAX: usize = 4;
 
-/// Flags of a command, in whatever session.
+/// Flags of a command.
 #[derive(Args, Debug)]
 pub(crate) struct CommandArgs {
-    /// Print output as it comes, as bytes, instead of JSON at the end
+    /// Stream the output as bytes instead of printing JSON at the end
     #[arg(long)]
     raw: bool,
 
-    /// How long it may take: seconds, or 90s, 10m, never [default: the server's, 30]
+    /// Timeout, after which the command is killed: seconds, or 90s, 10m, never [default: the server's, 30s unless
+    /// configured]
     #[arg(long, value_name = "TIME", value_parser = units::span)]
     timeout: Option<Span>,
 
-    /// A variable of its environment; may be repeated
+    /// Environment variable of the command; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = units::pair)]
     env: Vec<(String, String)>,
 
-    /// Its working directory [default: /workspace]
+    /// Working directory in the sandbox [default: /workspace]
     #[arg(long, value_name = "DIR")]
     workdir: Option<String>,
 
-    /// The user it runs as, inside [default: root]
+    /// User in the sandbox that it runs as [default: root]
     #[arg(long, value_name = "USER")]
     user: Option<String>,
 
-    /// Pass standard input on to it
+    /// Forward standard input to the command
     #[arg(long)]
     stdin: bool,
 
-    /// Output to keep of each stream, in JSON; 0 is all
+    /// Largest output in JSON, for standard output and standard error each; the rest is cut, 0 for no limit
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = units::size)]
     max_output: u64,
 }
 
-/// What to run, and how to show it.
+/// A validated run request, and how to print its output.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) start: v1::RunStart,
-    /// Shown in the result of code.
+    /// Language of the code, for the JSON output; `None` for a program.
     pub(crate) language: Option<&'static str>,
     raw: bool,
 }
 
-/// Runs it. The exit code is the command's.
+/// Runs it and returns the exit code of the command.
 pub(crate) async fn drive(mut client: Client, request: Request) -> Result<u8, Failure> {
     let Request {
         start,
@@ -92,7 +93,7 @@ pub(crate) async fn drive(mut client: Client, request: Request) -> Result<u8, Fa
     let exited = loop {
         let event = events.message().await?.ok_or_else(|| {
             Failure::request(
-                "the server ended the run without saying how it went",
+                "the server closed the stream without the exit code of the command",
                 "internal",
             )
         })?;
@@ -101,7 +102,7 @@ pub(crate) async fn drive(mut client: Client, request: Request) -> Result<u8, Fa
             Some(Event::Stdout(bytes)) => sink.stdout(&bytes).await?,
             Some(Event::Stderr(bytes)) => sink.stderr(&bytes).await?,
             Some(Event::Exited(exited)) => break exited,
-            // Of a newer server.
+            // An event of a newer server.
             None => {}
         }
     };
@@ -117,7 +118,7 @@ pub(crate) async fn drive(mut client: Client, request: Request) -> Result<u8, Fa
     Ok(exit)
 }
 
-/// Where output goes.
+/// Destination of the output.
 enum Sink {
     Raw(Raw),
     Kept(Kept),
@@ -129,7 +130,7 @@ struct Kept {
     stderr: Vec<u8>,
 }
 
-/// K8E's keys, and a few more.
+/// JSON output: the keys of the Go K8E, and more.
 #[derive(Serialize)]
 struct RunJson {
     stdout: String,
@@ -140,7 +141,7 @@ struct RunJson {
     stderr_base64: Option<String>,
     exit_code: i32,
     session_id: String,
-    /// Whether it was made for this run: its files are new.
+    /// Whether the session was created for this run: its files are new.
     session_created: bool,
     status: String,
     duration_ms: u64,
@@ -150,7 +151,7 @@ struct RunJson {
     runtime: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits_hit: Vec<String>,
-    /// Names, or addresses, that the session's rules or the server's denied while it ran.
+    /// Host names, or addresses, to which egress was denied during the run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     egress_denied: Vec<String>,
 }
@@ -166,14 +167,14 @@ impl CommandArgs {
         self.stdin
     }
 
-    /// A request that lacks its program and its session.
+    /// The request, without program and session.
     pub(crate) fn request(self) -> Request {
         let start = v1::RunStart {
             env: self.env.into_iter().collect(),
             cwd: self.workdir.unwrap_or_default(),
             user: self.user.unwrap_or_default(),
             timeout_ms: self.timeout.map_or(0, Span::wire_millis),
-            // Raw output is as long as it is, at the reader's pace.
+            // Raw output is not limited: the reader's speed is the bound (backpressure).
             output_bytes_max: if self.raw { 0 } else { self.max_output },
             stdin: self.stdin,
             ..Default::default()
@@ -243,7 +244,7 @@ async fn feed(sender: mpsc::Sender<v1::RunRequest>) {
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
-        // An unreadable standard input ends like an empty one: the command sees its end.
+        // A read error of standard input is treated as its end.
         let length = stdin.read(&mut buffer).await.unwrap_or(0);
         let message = match length {
             0 => Message::StdinEnd(true),
@@ -260,7 +261,7 @@ async fn feed(sender: mpsc::Sender<v1::RunRequest>) {
     }
 }
 
-/// Exit codes are bytes; anything else is a server that is not ours.
+/// Converts an exit code to a byte; other values come only from a faulty server.
 pub(crate) fn exit_code(code: i32) -> u8 {
     u8::try_from(code).unwrap_or(EXIT_REQUEST)
 }

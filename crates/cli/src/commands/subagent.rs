@@ -1,4 +1,4 @@
-//! `k8e sandbox subagent`.
+//! `k8e sandbox subagent`: creates a session in the sandbox of another.
 
 use crate::failure::Failure;
 use crate::output;
@@ -8,14 +8,14 @@ use k8e_api::client::Client;
 use k8e_api::v1;
 
 pub(super) const LONG_ABOUT: &str = "\
-Make a session that lives in the sandbox of another.
+Create a sub-agent: a session that shares the sandbox of another.
 
-It sees the same /workspace, network and limits as its parent, and has a history, background runs and
-shells of its own. Every command in it gets its parent's environment and secrets, K8E_SESSION_ID and
+It has the same /workspace, network and limits as its parent, and its own history, background runs and
+shells. Its commands get the environment and secrets of the parent, K8E_SESSION_ID and
 K8E_PARENT_SESSION_ID.
 
-Destroying it ends what it started, and nothing of its parent's. It ends with its parent, and is
-paused with it. A session has at most 16, and a sub-agent has none.
+Destroying it kills the processes that it started, and none of its parent. It is paused and ends with
+its parent. A session has at most 16 sub-agents; a sub-agent cannot have any.
 
 Example:
   SUB=$(k8e sandbox subagent $SID --path research | jq -r .session_id)
@@ -25,11 +25,11 @@ Example:
 /// Arguments of `k8e sandbox subagent`.
 #[derive(Args, Debug)]
 pub struct SubagentArgs {
-    /// The session whose sandbox it is to live in
+    /// Id of the parent session
     #[arg(value_name = "PARENT")]
     parent_session_id: String,
 
-    /// Where its commands start: below /workspace, made if it is missing
+    /// Working directory of its commands, below /workspace; created if missing [default: /workspace]
     #[arg(
         long,
         default_value = "",
@@ -38,7 +38,7 @@ pub struct SubagentArgs {
     )]
     path: String,
 
-    /// What kind of agent it is, in a word of yours
+    /// Type of the agent: any word, shown by `get`
     #[arg(
         long = "type",
         default_value = "",

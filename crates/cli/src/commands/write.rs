@@ -1,4 +1,4 @@
-//! `k8e sandbox write`: standard input becomes a file, whole or not at all.
+//! `k8e sandbox write`: writes standard input to a file, atomically.
 
 use super::files::{ChangedJson, path_bytes};
 use crate::failure::Failure;
@@ -13,13 +13,13 @@ use tokio::io::AsyncReadExt as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Messages on their way: enough to keep the connection busy.
+/// Queue of messages: enough to keep the connection busy.
 const QUEUE_MAX: usize = 4;
 
-/// What `k8e sandbox write --help` begins with.
+/// First paragraphs of `k8e sandbox write --help`.
 pub(super) const LONG_ABOUT: &str = "\
-Write standard input to a file below /workspace, byte for byte and of any size.
-Missing directories are made. Until everything has arrived the old file stays.";
+Write standard input to a file below /workspace, of any size. Missing directories are created. The file
+is replaced atomically, once all of its content has arrived.";
 
 /// Arguments of `k8e sandbox write`.
 #[derive(Args, Debug)]
@@ -29,23 +29,23 @@ Examples:
   echo 'one more line' | k8e sandbox write $SID notes.txt --mode a
   k8e sandbox write $SID run.sh --perm 0755 < run.sh")]
 pub struct WriteArgs {
-    /// The session
+    /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
 
-    /// The file, below /workspace
+    /// Path of the file, absolute or relative to /workspace; nothing outside /workspace
     path: OsString,
 
-    /// w replaces the file, a appends to it
+    /// w to replace the file, a to append to it
     #[arg(long, value_enum, default_value = "w")]
     mode: WriteMode,
 
-    /// Its permissions [default: 0644, or as they are]
+    /// Permissions of the file, octal [default: 0644; unchanged for an existing file]
     #[arg(long, value_name = "MODE", value_parser = units::permissions)]
     perm: Option<u32>,
 }
 
-/// As K8E has it.
+/// Values of --mode, as in the Go K8E.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum WriteMode {
     /// Replace
@@ -71,13 +71,13 @@ pub(crate) async fn run(args: WriteArgs, mut client: Client) -> Result<u8, Failu
     let call = client.write_file(ReceiverStream::new(receiver));
     let written = tokio::select! {
         answer = call => answer?.into_inner().bytes,
-        // Only when reading failed: the call is dropped unfinished, and the old file stays.
+        // Reading failed: the call is cancelled, and the old file is kept.
         failure = feed(sender) => return Err(failure),
     };
     output::json(&ChangedJson::new(&path, Some(written))).map(|()| 0)
 }
 
-/// Sends standard input. Ends the stream, and so commits the file, only after all of it was read.
+/// Sends standard input; ends the stream, and so commits the file, only after all of it was read.
 async fn feed(sender: mpsc::Sender<v1::WriteFileRequest>) -> Failure {
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; CHUNK_BYTES];
@@ -92,7 +92,7 @@ async fn feed(sender: mpsc::Sender<v1::WriteFileRequest>) -> Failure {
                     })
                     .await;
                 if sent.is_err() {
-                    // The server has answered before the end: its answer says why.
+                    // The server responded early: its response says why.
                     break;
                 }
             }

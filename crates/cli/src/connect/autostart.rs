@@ -1,7 +1,7 @@
-//! Starting this machine's server in the background (D14).
+//! Auto-start: starts the server of this machine in the background.
 //!
-//! Two clients that do so at once are harmless: the second server finds the data directory taken
-//! and exits, and both clients connect to the first.
+//! When two clients do so at once, the second server finds the data directory locked and exits, and both clients connect
+//! to the first.
 
 use crate::Globals;
 use crate::failure::Failure;
@@ -14,14 +14,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A server that has many sandboxes to find again may need seconds.
+/// Longest wait for the server to answer: one that adopts many sandboxes may need seconds.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 const POLL_PAUSE: Duration = Duration::from_millis(10);
 
-/// Started again and again, the log would grow without end; one older one is kept.
+/// Size at which the log is rotated; one older log is kept.
 const LOG_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// What of the log is shown when the server did not start.
+/// The end of the log that is printed when the server did not start.
 const LOG_TAIL_BYTES: u64 = 4096;
 const LOG_TAIL_LINES: usize = 8;
 
@@ -57,7 +57,7 @@ fn spawn(data_dir: &Path, log: &Path) -> io::Result<Child> {
         .append(true)
         .mode(0o600)
         .open(log)?;
-    // `--detached` leaves our terminal session, so that our end is not the server's.
+    // `--detached` starts a new process session, so that the server does not end with this terminal.
     Command::new(std::env::current_exe()?)
         .arg("--data-dir")
         .arg(std::path::absolute(data_dir)?)
@@ -76,13 +76,16 @@ async fn wait_until_ready(
 ) -> Result<Client, Failure> {
     let deadline = Instant::now() + READY_WITHIN;
     loop {
-        // Asked before connecting: a server that lost the race exits while another answers.
+        // Checked before connecting: a server that lost the race exits while another answers.
         let ended = server.try_wait().ok().flatten();
         if let Ok(client) = Client::connect(endpoint).await {
             return Ok(client);
         }
         if let Some(status) = ended {
-            return Err(failed(&format!("the server ended at once ({status})"), log));
+            return Err(failed(
+                &format!("the server exited at once ({status})"),
+                log,
+            ));
         }
         if Instant::now() > deadline {
             let waited = READY_WITHIN.as_secs();

@@ -1,4 +1,4 @@
-//! What the kernel can do. Asked of the kernel itself where that needs no root.
+//! Checks of kernel features. Probed by system calls where that needs no root.
 
 use super::{Check, Group, Verdict};
 use crate::local::{cgroup, rootfs, sys};
@@ -10,10 +10,10 @@ use std::fs;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-/// `mount_setattr`, without which the host's programs cannot be shown read-only.
+/// First kernel with `mount_setattr`, which makes the host's directories read-only mounts.
 const KERNEL_MIN: (u32, u32) = (5, 12);
 
-/// Namespaces of a sandbox, and what the kernel calls their configuration.
+/// Namespaces of a sandbox, and their kernel configuration options.
 const NAMESPACES: [(&str, &str); 7] = [
     ("user", "CONFIG_USER_NS"),
     ("pid", "CONFIG_PID_NS"),
@@ -52,7 +52,7 @@ fn root() -> Check {
     if uid.is_root() {
         return found;
     }
-    found.but(
+    found.with_verdict(
         Verdict::Missing,
         "k8e server needs root: run it, and this command, with sudo",
     )
@@ -67,7 +67,7 @@ fn version() -> Check {
         return found;
     }
     let fix = format!("use Linux {major}.{minor} or newer; 6.12 has all that is used");
-    found.but(Verdict::Missing, fix)
+    found.with_verdict(Verdict::Missing, fix)
 }
 
 fn namespaces() -> Check {
@@ -82,13 +82,13 @@ fn namespaces() -> Check {
         return ok("namespaces", names(&all));
     }
     let configs: Vec<_> = lacking.iter().map(|(_, config)| *config).collect();
-    ok("namespaces", format!("without {}", names(&lacking))).but(
+    ok("namespaces", format!("without {}", names(&lacking))).with_verdict(
         Verdict::Missing,
         format!("use a kernel with {}", configs.join(", ")),
     )
 }
 
-/// There, or a module that mounting loads.
+/// A file system that the kernel has, or that mount loads as a module.
 fn file_system(name: &'static str, config: &str, otherwise: Verdict) -> Check {
     let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     if known
@@ -100,7 +100,7 @@ fn file_system(name: &'static str, config: &str, otherwise: Verdict) -> Check {
     if has_module(name) {
         return ok(name, "a module, loaded when it is used");
     }
-    ok(name, "not in the kernel, and not a module").but(
+    ok(name, "not in the kernel, and not a module").with_verdict(
         otherwise,
         format!("modprobe {name}, or use a kernel with {config}"),
     )
@@ -118,7 +118,7 @@ fn has_module(name: &str) -> bool {
         .any(|path| path.contains(&file))
 }
 
-/// Both calls are made on what cannot work, so that the kernel only says whether it knows them.
+/// Both system calls get invalid arguments, so that only the error tells whether the kernel has them.
 fn mount_api() -> Check {
     let name = "mount API";
     let fix = "use Linux 5.12 or newer; in a container, one whose seccomp profile allows them";
@@ -126,25 +126,25 @@ fn mount_api() -> Check {
     let tree = match tree {
         Ok(tree) => tree,
         Err(error) => {
-            return ok(name, format!("open_tree: {error}")).but(Verdict::Missing, fix);
+            return ok(name, format!("open_tree: {error}")).with_verdict(Verdict::Missing, fix);
         }
     };
     match sys::set_mount_attributes(tree.as_fd(), 0, None) {
         Err(error) if error.raw_os_error() == Some(Errno::NOSYS.raw_os_error()) => {
-            ok(name, format!("mount_setattr: {error}")).but(Verdict::Missing, fix)
+            ok(name, format!("mount_setattr: {error}")).with_verdict(Verdict::Missing, fix)
         }
-        // Without root it is refused, and that is an answer.
+        // Without root it fails with EPERM, which shows that it exists.
         _ => ok(name, "open_tree, move_mount, mount_setattr"),
     }
 }
 
-/// Whether the file system of `/usr` takes them is for the launcher to find out.
+/// Whether the file system of `/usr` supports them is probed by the launcher.
 fn idmapped_mounts() -> Check {
     let name = "idmapped mounts";
     if rootfs::overlay_takes_idmapped_layers() {
         return ok(name, "the kernel has them, also below overlays");
     }
-    ok(name, "not below overlays in this kernel").but(
+    ok(name, "not below overlays in this kernel").with_verdict(
         Verdict::Weaker,
         "programs cannot be installed over inside; use Linux 5.19 or newer",
     )
@@ -155,7 +155,7 @@ fn loop_devices() -> Check {
     if Path::new("/dev/loop-control").exists() {
         return ok(name, "/dev/loop-control");
     }
-    ok(name, "no /dev/loop-control").but(
+    ok(name, "no /dev/loop-control").with_verdict(
         Verdict::Weaker,
         "what sandboxes write is kept in memory; modprobe loop, or give the container the device",
     )
@@ -167,7 +167,7 @@ fn mkfs() -> Check {
     let mut paths = directories.iter().map(|dir| Path::new(dir).join(name));
     match paths.find(|path| path.exists()) {
         Some(path) => ok(name, path.display().to_string()),
-        None => ok(name, "not found").but(
+        None => ok(name, "not found").with_verdict(
             Verdict::Weaker,
             "what sandboxes write is kept in memory; install e2fsprogs",
         ),
@@ -178,7 +178,7 @@ fn control_groups() -> Check {
     let name = "control groups";
     match cgroup::describe() {
         Ok(found) => ok(name, found),
-        Err(error) => ok(name, "not usable").but(Verdict::Missing, error.to_string()),
+        Err(error) => ok(name, "not usable").with_verdict(Verdict::Missing, error.to_string()),
     }
 }
 
@@ -188,7 +188,7 @@ fn seccomp() -> Check {
     if actions.split_whitespace().any(|action| action == "errno") {
         return ok(name, "filters");
     }
-    ok(name, "no filters").but(Verdict::Missing, "use a kernel with CONFIG_SECCOMP_FILTER")
+    ok(name, "no filters").with_verdict(Verdict::Missing, "use a kernel with CONFIG_SECCOMP_FILTER")
 }
 
 fn landlock() -> Check {
@@ -199,7 +199,7 @@ fn landlock() -> Check {
         ),
         Some(lacking) => {
             let (found, fix) = lacking.split_once("; ").unwrap_or((&lacking, ""));
-            ok("Landlock", found).but(Verdict::Weaker, fix)
+            ok("Landlock", found).with_verdict(Verdict::Weaker, fix)
         }
     }
 }

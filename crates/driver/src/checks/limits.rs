@@ -1,4 +1,4 @@
-//! How much of everything there is: what the kernel counts, memory, and disk.
+//! Checks of limits: sysctls, open files, free memory and disk.
 
 use super::{Check, Group, Verdict, existing};
 use crate::local::disk::FREE_BYTES_MIN;
@@ -7,23 +7,23 @@ use rustix::process::{Resource, getrlimit};
 use std::fs;
 use std::path::Path;
 
-/// As many sandboxes as a server takes that nobody told otherwise.
+/// The server's default limit of sandboxes.
 const SANDBOXES: u64 = 1000;
 
-/// Of processes and threads, for as many sandboxes with a few each.
+/// Minimum of `kernel.pid_max`: a few processes and threads for each of [`SANDBOXES`].
 const PIDS_MIN: u64 = 65_536;
 
-/// Of the server: each session costs it a few, each call and client some more.
+/// Minimum of open files for the server: a few per session, more per call and client.
 const DESCRIPTORS_MIN: u64 = 16_384;
 
-/// Of one user, and each sandbox is a user of its own: what a build tool opens.
+/// Minimum of inotify instances and watches per user, as a build tool uses. Each sandbox has its own users.
 const INOTIFY_INSTANCES_MIN: u64 = 64;
 const INOTIFY_WATCHES_MIN: u64 = 8192;
 
-/// For one sandbox at its default limit, and the server.
+/// Minimum of free memory: one sandbox at its default limit, and the server.
 const MEMORY_BYTES_MIN: u64 = 1 << 30;
 
-/// For a handful of sandboxes that write something.
+/// Minimum of free disk: a handful of sandboxes that write something.
 const DISK_BYTES_GOOD: u64 = 8 << 30;
 
 pub(super) fn checks(data_dir: &Path) -> Vec<Check> {
@@ -62,20 +62,23 @@ fn user_namespaces() -> Check {
     let name = "user namespaces";
     let setting = "user/max_user_namespaces";
     match read(setting) {
-        Some(0) => ok(name, "none allowed").but(Verdict::Missing, set(setting, SANDBOXES * 2)),
+        Some(0) => {
+            ok(name, "none allowed").with_verdict(Verdict::Missing, set(setting, SANDBOXES * 2))
+        }
         _ => sysctl(name, setting, SANDBOXES, "fewer sandboxes fit"),
     }
 }
 
-/// A number of the kernel's that should not be less.
+/// A sysctl that should be at least `min`.
 fn sysctl(name: &str, setting: &str, min: u64, cost: &str) -> Check {
     match read(setting) {
         Some(value) if value >= min => ok(name, value.to_string()),
         Some(value) => {
             let fix = format!("{cost}; {}", set(setting, min));
-            ok(name, value.to_string()).but(Verdict::Weaker, fix)
+            ok(name, value.to_string()).with_verdict(Verdict::Weaker, fix)
         }
-        None => ok(name, format!("/proc/sys/{setting} cannot be read")).but(Verdict::Unknown, ""),
+        None => ok(name, format!("/proc/sys/{setting} cannot be read"))
+            .with_verdict(Verdict::Unknown, ""),
     }
 }
 
@@ -88,13 +91,13 @@ fn read(setting: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// The server raises what it has to what it may have.
+/// The server raises its soft limit to the hard limit.
 fn open_files() -> Check {
     let name = "open files";
     match getrlimit(Resource::Nofile).maximum {
         None => ok(name, "no limit"),
         Some(max) if max >= DESCRIPTORS_MIN => ok(name, max.to_string()),
-        Some(max) => ok(name, max.to_string()).but(
+        Some(max) => ok(name, max.to_string()).with_verdict(
             Verdict::Weaker,
             format!("fewer sessions and clients fit; ulimit -Hn {DESCRIPTORS_MIN}, or LimitNOFILE= of its systemd unit"),
         ),
@@ -109,13 +112,13 @@ fn memory() -> Check {
         rest.split_whitespace().next()?.parse().ok()
     };
     let (Some(free), Some(all)) = (kib("MemAvailable:"), kib("MemTotal:")) else {
-        return ok(name, "/proc/meminfo cannot be read").but(Verdict::Unknown, "");
+        return ok(name, "/proc/meminfo cannot be read").with_verdict(Verdict::Unknown, "");
     };
     let found = ok(name, format!("{} of {} MiB", free >> 10, all >> 10));
     if free << 10 >= MEMORY_BYTES_MIN {
         return found;
     }
-    found.but(
+    found.with_verdict(
         Verdict::Weaker,
         "few sandboxes fit and pools stay small; free some, or set a small --default-memory",
     )
@@ -126,17 +129,17 @@ fn disk(data_dir: &Path) -> Check {
     let dir = existing(data_dir);
     let Ok(stat) = rustix::fs::statvfs(dir) else {
         let found = format!("{} cannot be read", dir.display());
-        return ok(name, found).but(Verdict::Unknown, "");
+        return ok(name, found).with_verdict(Verdict::Unknown, "");
     };
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let found = format!("{} MiB for {}", free >> 20, data_dir.display());
     match free {
         DISK_BYTES_GOOD.. => ok(name, found),
-        FREE_BYTES_MIN.. => ok(name, found).but(
+        FREE_BYTES_MIN.. => ok(name, found).with_verdict(
             Verdict::Weaker,
             "few sandboxes can write much; free some space or move --data-dir",
         ),
-        _ => ok(name, found).but(
+        _ => ok(name, found).with_verdict(
             Verdict::Missing,
             format!(
                 "a sandbox needs {} MiB; free some space or move --data-dir",
@@ -146,7 +149,7 @@ fn disk(data_dir: &Path) -> Check {
     }
 }
 
-/// What the template shows every sandbox must not hold our data.
+/// The data directory must not be below a directory that the template mounts into every sandbox.
 fn hidden(data_dir: &Path) -> Check {
     let name = "data directory";
     let found = ok(name, data_dir.display().to_string());
@@ -155,7 +158,7 @@ fn hidden(data_dir: &Path) -> Check {
     let layers = skeleton::layers();
     match layers.iter().find(|layer| real.starts_with(&layer.host)) {
         None => found,
-        Some(layer) => found.but(
+        Some(layer) => found.with_verdict(
             Verdict::Missing,
             format!(
                 "every sandbox can read {}; choose another --data-dir",

@@ -1,11 +1,11 @@
-//! The interpreters of the `host` template: what is on the host is what is in the sandbox.
+//! Checks of interpreters in the `host` template, which mounts the host's own programs.
 
 use super::{Check, Group, Verdict};
 use k8e_model::Language;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-/// As the guest looks for them.
+/// The search path that the guest uses.
 const DIRECTORIES: [&str; 6] = [
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -29,6 +29,6 @@ fn check(language: Language) -> Check {
     let ok = |found: String| Check::ok(Group::Languages, language.as_str(), found);
     match paths.find(runs) {
         Some(path) => ok(path.display().to_string()),
-        None => ok(format!("no {program}")).but(Verdict::Missing, language.install_hint()),
+        None => ok(format!("no {program}")).with_verdict(Verdict::Missing, language.install_hint()),
     }
 }

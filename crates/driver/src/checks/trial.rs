@@ -1,4 +1,4 @@
-//! Trying the drivers out: each makes a sandbox, greets its guest, and destroys it again.
+//! Launches a sandbox with each driver, sends its guest a hello, and destroys it.
 
 use super::{Check, Group, Subject, Verdict, existing, shown};
 use crate::gvisor::runsc_found;
@@ -22,14 +22,14 @@ const NEEDS_ROOT: &str = "not tried: that needs root; run this command with sudo
 /// A data directory for as long as the trial takes, on the file system of the real one.
 struct Scratch(PathBuf);
 
-/// What can be said of the runtimes without trying them.
+/// Results without root: the drivers are detected, not tried.
 pub(super) fn without_root() -> Vec<Check> {
-    let gvisor = match runsc_found() {
-        Ok(runsc) => ok(RuntimeKind::Gvisor, runsc).but(Verdict::Unknown, NEEDS_ROOT),
+    let gvisor = match runsc_found(None) {
+        Ok(runsc) => ok(RuntimeKind::Gvisor, runsc).with_verdict(Verdict::Unknown, NEEDS_ROOT),
         Err(reason) => missing(RuntimeKind::Gvisor, &reason),
     };
     let native = ok(RuntimeKind::Native, "namespaces on the host's kernel");
-    let mut checks = vec![gvisor, native.but(Verdict::Unknown, NEEDS_ROOT)];
+    let mut checks = vec![gvisor, native.with_verdict(Verdict::Unknown, NEEDS_ROOT)];
     checks.extend(not_built());
     checks
 }
@@ -38,7 +38,7 @@ pub(super) fn without_root() -> Vec<Check> {
 pub(super) fn run(subject: Subject) -> Vec<Check> {
     let mut checks = match try_all(subject) {
         Ok(checks) => checks,
-        // What all drivers stand on does not work.
+        // The launcher did not start, so no driver works.
         Err(error) => [RuntimeKind::Gvisor, RuntimeKind::Native]
             .map(|kind| missing(kind, &shown(&error)))
             .into(),
@@ -66,6 +66,7 @@ fn try_all(subject: Subject) -> Result<Vec<Check>, DriverError> {
         server_gid: rustix::process::getgid().as_raw(),
         socket: None,
         disk_rate: DiskRate::default(),
+        runsc: None,
     })?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -74,10 +75,19 @@ fn try_all(subject: Subject) -> Result<Vec<Check>, DriverError> {
     let driver = NativeDriver::start(&machine);
     let native = runtime.block_on(try_one(&driver)).map(|()| driver.probe());
     // Trying it out is how it finds out whether it works.
-    let gvisor = Ok(GvisorDriver::start(&machine, Platform::default()).probe());
-    let runsc = runsc_found().unwrap_or_default();
+    let driver = GvisorDriver::start(&machine, Platform::default());
+    let mut gvisor = driver.probe();
+    if let Probe::Usable { weaker } = &mut gvisor
+        && let Err(error) = runtime.block_on(driver.try_checkpoint())
+    {
+        weaker.push(format!(
+            "paused sessions stay in memory, because this runsc cannot save them ({}): install a newer one, or name it with --runsc",
+            shown(&error)
+        ));
+    }
+    let runsc = runsc_found(None).unwrap_or_default();
     Ok(vec![
-        verdict(RuntimeKind::Gvisor, &runsc, gvisor),
+        verdict(RuntimeKind::Gvisor, &runsc, Ok(gvisor)),
         verdict(
             RuntimeKind::Native,
             "namespaces on the host's kernel",
@@ -90,6 +100,7 @@ async fn try_one(driver: &NativeDriver) -> Result<(), DriverError> {
     let spec = SandboxSpec {
         id: SandboxId::random(),
         template: Template::Host,
+        layers: Vec::new(),
         limits: Limits {
             disk_bytes: 64 << 20,
             ..Limits::default()
@@ -110,18 +121,18 @@ fn verdict(kind: RuntimeKind, what: &str, tried: Result<Probe, DriverError>) -> 
         Ok(Probe::Usable { weaker }) if weaker.is_empty() => {
             ok(kind, format!("{what}: made a sandbox"))
         }
-        Ok(Probe::Usable { weaker }) => {
-            ok(kind, format!("{what}: made a sandbox")).but(Verdict::Weaker, weaker.join("; "))
-        }
+        Ok(Probe::Usable { weaker }) => ok(kind, format!("{what}: made a sandbox"))
+            .with_verdict(Verdict::Weaker, weaker.join("; ")),
         Ok(Probe::Broken { reason } | Probe::Unusable { reason }) => missing(kind, &reason),
         Err(error) => missing(kind, &shown(&error)),
     }
 }
 
-/// Known by name, so that people hear why they cannot have them.
+/// Runtimes that other versions have: listed with the reason why they cannot be used.
 fn not_built() -> [Check; 2] {
     [RuntimeKind::Firecracker, RuntimeKind::Kata].map(|kind| {
-        ok(kind, "not in this version of k8e").but(Verdict::Missing, "use gvisor or native")
+        ok(kind, "not in this version of k8e")
+            .with_verdict(Verdict::Missing, "use gvisor or native")
     })
 }
 
@@ -131,7 +142,7 @@ fn ok(kind: RuntimeKind, found: impl Into<String>) -> Check {
 
 /// A reason is what is wrong, a colon, and what to do.
 fn missing(kind: RuntimeKind, reason: &str) -> Check {
-    ok(kind, "does not work").but(Verdict::Missing, reason)
+    ok(kind, "does not work").with_verdict(Verdict::Missing, reason)
 }
 
 // === impl Scratch ===

@@ -1,32 +1,33 @@
-//! What runsc is told about a sandbox: the configuration of an OCI bundle.
+//! The OCI bundle of a sandbox: `config.json` for runsc.
 //!
-//! Its paths are the same for every sandbox: [`super::child`] puts everything there, in a mount
-//! namespace of its own.
+//! Its paths are the same for every sandbox: [`super::child`] mounts everything there, in a separate
+//! mount namespace.
 
 use super::child::Task;
+use super::socket::NAMES;
 use crate::local::uids::RANGE;
 use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps, shm_bytes};
 use k8e_model::Limits;
 use serde_json::json;
 
-/// The sandbox's `/`, outside.
+/// Path of the root file system in the bundle.
 pub(super) const ROOT: &str = "/run/root";
 
-/// The guest's program and the directory of its socket, inside.
+/// Paths inside the sandbox: the guest executable, and the directory of its socket.
 pub(super) const GUEST: &str = "/run/k8e/k8e-guest";
 pub(super) const SHARED: &str = "/run/k8e/shared";
 
-/// The configuration, as `config.json` has it.
+/// The contents of `config.json`.
 pub(super) fn config(limits: &Limits, uid_base: u32, task: Task) -> String {
-    let socket = format!("{SHARED}/guest.sock");
+    let [socket, next] = NAMES.map(|name| format!("{SHARED}/{name}"));
     let args = match task {
-        Task::Serve => vec![GUEST, "--listen", &socket],
+        Task::Serve => vec![GUEST, "--listen", &socket, &next],
         Task::SelfTest => vec![GUEST, "--self-test"],
     };
     let map = json!([{ "containerID": 0, "hostID": uid_base, "size": RANGE }]);
     let kept = caps::kept_names();
     let own = ["pid", "ipc", "uts", "mount", "user"].map(|kind| json!({ "type": kind }));
-    // The one that it is started in, which has its card.
+    // The network namespace in which runsc is started, which has the veth interface.
     let network = json!({ "type": "network", "path": "/proc/self/ns/net" });
     let namespaces: Vec<_> = own.into_iter().chain([network]).collect();
     let limit = |kind: &str, value: u64| json!({ "type": kind, "soft": value, "hard": value });
@@ -48,7 +49,7 @@ pub(super) fn config(limits: &Limits, uid_base: u32, task: Task) -> String {
             "noNewPrivileges": true,
             "rlimits": [
                 limit("RLIMIT_NOFILE", OPEN_FILES_MAX),
-                // Counted for each user inside; root has no capability to go over it.
+                // RLIMIT_NPROC, counted per user inside; root inside has no capability to exceed it.
                 limit("RLIMIT_NPROC", u64::from(limits.pids)),
                 limit("RLIMIT_CORE", 0),
             ],
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_inside_is_nobody_outside_and_has_no_power_over_the_kernel() {
+    fn root_inside_is_unprivileged_outside_and_over_the_kernel() {
         let config: serde_json::Value =
             serde_json::from_str(&config(&Limits::default(), 7 << 28, Task::Serve)).unwrap();
         assert_eq!(config["linux"]["uidMappings"][0]["hostID"], 7 << 28);

@@ -1,11 +1,13 @@
-//! What the launcher's child does to make a gVisor sandbox: mounts its file system in a mount
-//! namespace of its own, then has runsc start a kernel on it.
+//! What the launcher's child does to make a gVisor sandbox: mounts its file system in a separate mount
+//! namespace, then has runsc start the sentry on it.
 //!
 //! Everything runsc needs lies in the stage, a small tmpfs that is moved to `/run` in this
 //! namespace. So paths are short, which sockets need, and the same for every sandbox, whatever the
 //! data directory is called; and runsc's own files are gone with the namespace.
 
+use super::bind_filter;
 use super::bundle::{GUEST, ROOT, SHARED};
+use super::control::IMAGE;
 use crate::DriverError;
 use crate::local::birth::Report;
 use crate::local::cgroup::Join;
@@ -14,7 +16,7 @@ use crate::local::cgroup::io::DiskRate;
 use crate::local::launcher::pidfd_of;
 use crate::local::rootfs::{Rootfs, attach, clone_mount, make_dir};
 use crate::local::sys;
-use k8e_egress::{EgressError, wire};
+use k8e_egress::{EgressError, tproxy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::mount::MountFlags;
@@ -28,38 +30,42 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 /// Where the stage is while runsc runs.
-const STAGE: &str = "/run";
+pub(super) const STAGE: &str = "/run";
+
+/// In the stage: runsc's own files about the sandbox. Its length is unusual, see [`super::bind_filter`].
+pub(super) const STATE: &str =
+    "runsc-state-in-a-directory-with-a-name-of-a-length-that-sockets-seldom-have";
 
 /// What runsc looks at to find out whether it runs in the host's network namespace.
 const NOT_THE_HOST: &str = "/proc/sys/net/core";
 
-/// runsc takes a fifth of a second; on a machine under load some.
+/// Deadline of runsc, which takes 0.2 seconds, and longer on a machine under load.
 const RUNSC_WAIT: Duration = Duration::from_secs(30);
 
-/// What is told of runsc's log when it fails.
+/// Bytes of runsc's log that go into the error when it fails.
 const LOG_BYTES_MAX: u64 = 16 * 1024;
 const LOG_LINE_CHARS_MAX: usize = 500;
 
 /// The platform that needs a device.
 const KVM_PLATFORM: &str = "kvm";
 
-/// What the sandbox is for.
+/// Purpose of the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Task {
-    /// Calls of the host, until it is ended.
+    /// A session: serves calls of the host until it is destroyed.
     Serve,
-    /// To find out whether a process can be made in it.
+    /// A trial: only whether a process can be forked in it.
     SelfTest,
 }
 
 /// Everything about the new sandbox that is plain data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// How it gets into its control groups.
+    /// Control groups to join.
     pub(crate) join: Join,
-    /// Its file system.
+    /// Its root file system.
     pub(crate) rootfs: Rootfs,
-    /// What it may do on disks.
+    /// Disk I/O limits.
     pub(crate) disk_rate: DiskRate,
     /// The guest's program. A file and not a descriptor: glibc insists that it has a path.
     pub(crate) guest: PathBuf,
@@ -67,26 +73,34 @@ pub(crate) struct Setup {
     pub(crate) shared: PathBuf,
     /// The bundle's configuration.
     pub(crate) config: String,
-    /// The program.
+    /// Path of the runsc executable.
     pub(crate) runsc: PathBuf,
-    /// How the kernel inside gets hold of system calls.
+    /// gVisor platform: how the sentry intercepts system calls.
     pub(crate) platform: String,
-    /// Whether there will be a gate.
+    /// Whether a gate will serve its network.
     pub(crate) network: bool,
-    /// What for.
+    /// Session or trial.
     pub(crate) task: Task,
+    /// Directory of the host for runsc's own files, by which the sandbox is controlled later.
+    pub(crate) state: PathBuf,
+    /// The checkpoint to continue from.
+    pub(crate) image: Option<PathBuf>,
 }
 
 /// Makes the sandbox; runs in a process of its own.
-pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Report, DriverError> {
+pub(crate) fn run(
+    setup: &Setup,
+    userns: BorrowedFd<'_>,
+    layer_owners: Option<BorrowedFd<'_>>,
+) -> Result<Report, DriverError> {
     // Before the rest: what is left of a launch that dies is found by its group.
     setup.join.enter()?;
-    // runsc waits for its children, which nobody can who ignores them.
+    // runsc waits for its children, which needs SIGCHLD not to be ignored.
     sys::reset_signals();
     rustix::process::setsid().map_err(DriverError::step("start", "a session"))?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let _ = fs::write("/proc/self/oom_score_adj", "0");
-    setup.rootfs.mount(userns)?;
+    setup.rootfs.mount(userns, layer_owners)?;
     setup
         .join
         .limit_disks(setup.disk_rate, setup.rootfs.disks())?;
@@ -104,9 +118,10 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Report, Drive
         })?;
     sys::leave_session_keyring().map_err(DriverError::step("leave", "the session keyring"))?;
     sys::close_on_exec_from(3).map_err(DriverError::step("close", "descriptors"))?;
+    bind_filter::install(&format!("{STAGE}/{STATE}"))?;
     let step = || DriverError::step::<io::Error>("run", setup.runsc.display().to_string());
     let mut runsc = setup.command().spawn().map_err(step())?;
-    let status = wait(&mut runsc).map_err(step())?;
+    let status = wait(&mut runsc, RUNSC_WAIT).map_err(step())?;
     if !status.success() {
         return Err(step()(io::Error::other(why(status))));
     }
@@ -114,7 +129,7 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Report, Drive
         Task::SelfTest => Ok(Report::Works),
         Task::Serve => {
             if setup.network {
-                wire::connect_card().map_err(wiring)?;
+                tproxy::connect_veth().map_err(wiring)?;
             }
             let pid = fs::read_to_string("pid").map_err(step())?;
             let pid = pid
@@ -130,7 +145,7 @@ pub(crate) fn run(setup: &Setup, userns: BorrowedFd<'_>) -> Result<Report, Drive
 // === impl Setup ===
 
 impl Setup {
-    /// What only this driver's sandboxes have.
+    /// Additions to the root file system that only this driver needs.
     fn complete_rootfs(&self) -> Result<(), DriverError> {
         let inside = |path: &str| Path::new("root").join(path.trim_start_matches('/'));
         let (guest, shared) = (inside(GUEST), inside(SHARED));
@@ -151,12 +166,17 @@ impl Setup {
     }
 
     fn move_stage(&self) -> Result<(), DriverError> {
-        for dir in ["bundle", "state"] {
+        for dir in ["bundle", STATE] {
             make_dir(Path::new(dir))?;
+        }
+        attach(&clone_mount(&self.state)?, Path::new(STATE))?;
+        if let Some(image) = &self.image {
+            make_dir(Path::new(IMAGE))?;
+            attach(&clone_mount(image)?, Path::new(IMAGE))?;
         }
         fs::write("bundle/config.json", &self.config)
             .map_err(DriverError::step("write", "bundle/config.json"))?;
-        // The gofer walks through it as root of the sandbox, which is nobody here.
+        // The gofer traverses it as the sandbox's root, which is an unprivileged uid here.
         rustix::fs::chmod(".", Mode::from_raw_mode(0o755))
             .map_err(DriverError::step("chmod", "the stage"))?;
         rustix::mount::mount_move(&self.rootfs.stage, STAGE)
@@ -168,21 +188,28 @@ impl Setup {
         debug_assert!(ROOT.starts_with(STAGE));
         let mut command = Command::new(&self.runsc);
         command
-            .args(["--root=/run/state", "--log=/run/log"])
+            .arg(format!("--root={STAGE}/{STATE}"))
+            .arg(format!("--log={STAGE}/log"))
             .arg(format!("--platform={}", self.platform))
-            // A stack of its own, on the card that it finds in its namespace; else loopback only.
+            // netstack on the veth interface of its network namespace; otherwise loopback only.
             .arg(match self.network {
                 true => "--network=sandbox",
                 false => "--network=none",
             })
-            // The group around it is ours.
+            // The launcher manages the cgroup.
             .arg("--ignore-cgroups")
-            // So is the writable layer, which has a size.
+            // The launcher provides the writable overlay, which has a size limit.
             .arg("--overlay2=none")
-            // The guest may bind a socket; nothing inside may connect to one of the host's.
-            .arg("--host-uds=create")
-            .args(["run", "--bundle=/run/bundle"]);
-        if self.task == Task::Serve {
+            // The guest may bind a Unix socket; nothing inside may connect to one of the host's.
+            .arg("--host-uds=create");
+        match self.image {
+            Some(_) => command
+                .arg("restore")
+                .arg(format!("--image-path={STAGE}/{IMAGE}")),
+            None => command.arg("run"),
+        };
+        command.arg("--bundle=/run/bundle");
+        if self.task != Task::SelfTest {
             command.args(["--detach", "--pid-file=/run/pid"]);
         }
         command
@@ -195,26 +222,26 @@ impl Setup {
     }
 }
 
-/// A namespace with a card for the kernel that is to run in it.
+/// A network namespace with a veth pair for the sentry that is to run in it.
 fn network() -> Result<(), DriverError> {
     sys::unshare(UnshareFlags::NEWNET).map_err(DriverError::step("make", "a network namespace"))?;
     // runsc takes a namespace in which it sees this directory's files for the host's, which newer
     // kernels show in every one. It looks in this mount namespace.
     rustix::mount::mount("none", NOT_THE_HOST, "tmpfs", MountFlags::RDONLY, None)
         .map_err(DriverError::step("hide", NOT_THE_HOST))?;
-    wire::card().map_err(wiring)
+    tproxy::veth().map_err(wiring)
 }
 
 fn wiring(error: EgressError) -> DriverError {
     DriverError::step("wire", "the network")(io::Error::other(error))
 }
 
-/// Waits for the end of `child`, and ends it when that takes too long.
-fn wait(child: &mut Child) -> io::Result<ExitStatus> {
+/// Waits until `child` exits, and kills it after a timeout.
+pub(super) fn wait(child: &mut Child, limit: Duration) -> io::Result<ExitStatus> {
     let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
     let ended = pidfd_of(pid)?;
     let limit = Timespec {
-        tv_sec: i64::try_from(RUNSC_WAIT.as_secs()).unwrap_or(i64::MAX),
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: 0,
     };
     if poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&limit))? == 0 {
@@ -225,8 +252,8 @@ fn wait(child: &mut Child) -> io::Result<ExitStatus> {
     child.wait()
 }
 
-/// The last thing runsc had to say.
-fn why(status: ExitStatus) -> String {
+/// The last line of runsc's log, in the working directory.
+pub(super) fn why(status: ExitStatus) -> String {
     let mut log = Vec::new();
     if let Ok(file) = fs::File::open("log") {
         let _ = file.take(LOG_BYTES_MAX).read_to_end(&mut log);
@@ -235,6 +262,10 @@ fn why(status: ExitStatus) -> String {
     let said: String = log
         .lines()
         .rfind(|line| !line.trim().is_empty())
+        .unwrap_or_default()
+        // What follows is a stack trace.
+        .split("\\n")
+        .next()
         .unwrap_or_default()
         .chars()
         .take(LOG_LINE_CHARS_MAX)

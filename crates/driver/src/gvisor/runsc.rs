@@ -1,4 +1,4 @@
-//! The program `runsc`: where it is, which build it is, and whether it was found to work.
+//! The `runsc` executable: its path, its build, and whether a trial with it worked.
 
 use crate::DriverError;
 use serde::{Deserialize, Serialize};
@@ -10,33 +10,40 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// Where it is looked for, in this order: what people install themselves comes first.
-const DIRECTORIES: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
+/// Search path, in this order: one that was installed for k8e only, then local installations.
+const DIRECTORIES: [&str; 6] = [
+    "/usr/local/lib/k8e",
+    "/usr/lib/k8e",
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+];
 
 const INSTALL: &str = "install it (Debian 12: apt-get install -t bookworm-backports runsc; elsewhere: see gVisor's installation guide)";
 
-/// What it may take and say: it prints a line or two in some milliseconds.
+/// Limits on `runsc --version`, which prints a line or two in some milliseconds.
 const VERSION_WITHIN: Duration = Duration::from_secs(3);
 const VERSION_PAUSE: Duration = Duration::from_millis(5);
 const VERSION_BYTES_MAX: u64 = 256;
 
-/// In the driver's directory: what worked.
+/// In the driver's directory: the record of the build that worked.
 const MEMORY: &str = "runsc.json";
 
-/// How the kernel inside gets hold of the system calls of its programs.
+/// gVisor platform: how the sentry intercepts the system calls of its programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Platform {
-    /// seccomp traps. Works everywhere.
+    /// seccomp traps. Works on every machine.
     #[default]
     Systrap,
     /// Hardware virtualisation: quicker system calls, where there is a real `/dev/kvm`.
     Kvm,
-    /// ptrace: slow.
+    /// ptrace: slow, works on old kernels too.
     Ptrace,
 }
 
-/// One build of it.
+/// An installed build: its path and what identifies the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Runsc {
     pub(super) path: PathBuf,
@@ -44,7 +51,7 @@ pub(crate) struct Runsc {
     bytes: u64,
 }
 
-/// What it worked with.
+/// Record of the build and platform that worked.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Worked {
     runsc: Runsc,
@@ -55,7 +62,7 @@ struct Worked {
 // === impl Platform ===
 
 impl Platform {
-    /// As runsc calls it.
+    /// The name in runsc's `--platform`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Systrap => "systrap",
@@ -79,30 +86,38 @@ impl FromStr for Platform {
 // === impl Runsc ===
 
 impl Runsc {
-    /// The one that is installed, or what to do.
-    pub(super) fn find() -> Result<Self, String> {
-        Self::find_in(&DIRECTORIES.map(Path::new))
+    /// The chosen runsc, else the installed one, or an error that names how to install it.
+    pub(super) fn find(chosen: Option<&Path>) -> Result<Self, String> {
+        match chosen {
+            Some(path) => {
+                Self::at(path).ok_or_else(|| format!("--runsc: {} is no program", path.display()))
+            }
+            None => Self::find_in(&DIRECTORIES.map(Path::new)),
+        }
     }
 
     fn find_in(directories: &[&Path]) -> Result<Self, String> {
         let paths = directories.iter().map(|dir| dir.join("runsc"));
         for path in paths {
-            if let Ok(meta) = fs::metadata(&path)
-                && meta.is_file()
-                && meta.mode() & 0o111 != 0
-            {
-                return Ok(Self {
-                    path,
-                    modified_ns: i128::from(meta.mtime()) * 1_000_000_000
-                        + i128::from(meta.mtime_nsec()),
-                    bytes: meta.len(),
-                });
+            if let Some(found) = Self::at(&path) {
+                return Ok(found);
             }
         }
         Err(format!("runsc is not installed: {INSTALL}"))
     }
 
-    /// Whether this very build was found to work here.
+    /// The executable at `path`, if there is one.
+    pub(super) fn at(path: &Path) -> Option<Self> {
+        let meta = fs::metadata(path).ok()?;
+        let executable = meta.is_file() && meta.mode() & 0o111 != 0;
+        executable.then(|| Self {
+            path: path.to_owned(),
+            modified_ns: i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()),
+            bytes: meta.len(),
+        })
+    }
+
+    /// Whether this very build passed a trial here.
     pub(super) fn worked_before(&self, dir: &Path, platform: Platform) -> bool {
         let worked = fs::read(dir.join(MEMORY))
             .ok()
@@ -110,14 +125,14 @@ impl Runsc {
         worked.is_some_and(|worked| worked == self.worked(platform))
     }
 
-    /// It works. Forgetting that costs the next start a trial, no more.
+    /// Records that it works. Without the record the next start runs another trial.
     pub(super) fn remember(&self, dir: &Path, platform: Platform) {
         if let Ok(text) = serde_json::to_vec(&self.worked(platform)) {
             let _ = fs::write(dir.join(MEMORY), text);
         }
     }
 
-    /// What to say when it does not.
+    /// The error message when its trial failed.
     pub(super) fn broken(&self, error: &DriverError) -> String {
         let cause = std::error::Error::source(error)
             .map(|source| format!(": {source}"))
@@ -138,17 +153,17 @@ impl Runsc {
     }
 }
 
-/// Which is installed and what it says of itself, or what to do.
-pub(crate) fn found() -> Result<String, String> {
-    let runsc = Runsc::find()?;
+/// The installed runsc and its version, or how to install it.
+pub(crate) fn found(chosen: Option<&Path>) -> Result<String, String> {
+    let runsc = Runsc::find(chosen)?;
     let path = runsc.path.display();
     Ok(match version(&runsc.path) {
         Some(version) => format!("{path} ({version})"),
-        None => format!("{path} (it does not say its version)"),
+        None => format!("{path} (unknown version)"),
     })
 }
 
-/// Its first line. Not waited for long: it may be anything that has the name.
+/// The first line of `runsc --version`, with a timeout: the file may be any program of that name.
 fn version(path: &Path) -> Option<String> {
     let mut child = Command::new(path)
         .arg("--version")

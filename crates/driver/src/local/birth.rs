@@ -1,5 +1,5 @@
-//! The fork of a sandbox's first process into its namespaces and control group, and what it reports
-//! back to the process that makes the sandbox.
+//! Fork of a sandbox's first process (`clone3` into its namespaces and cgroup), and the status report
+//! that it sends to the launcher over a pipe.
 
 use super::cgroup::Join;
 use super::launcher::Failure;
@@ -11,20 +11,20 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 
-/// Of a report: an error names a path or two.
+/// Bytes of a report: an error names a path or two.
 const REPORT_BYTES_MAX: u64 = 64 * 1024;
 
-/// What the forked process says last. One that became the guest says nothing.
+/// The last message of the forked process. One that has executed the guest sends none.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// The sandbox runs; its first process.
+    /// The sandbox runs.
     Running {
-        /// As the host numbers it.
+        /// Of its first process, in the host's pid namespace.
         pid: i32,
     },
-    /// What was to be tried works.
+    /// The trial succeeded.
     Works,
-    /// It does not.
+    /// The launch or trial failed.
     Failed(Failure),
 }
 
@@ -36,8 +36,8 @@ pub(crate) struct Forked {
     status: OwnedFd,
 }
 
-/// Forks into `namespaces` and the control group; the child does `work` with the user namespace it
-/// will enter, says what came of it, and ends.
+/// Forks into `namespaces` and the control group; the child runs `work` with the user namespace it
+/// will enter, writes its report, and exits.
 pub(crate) fn fork(
     namespaces: i32,
     join: &Join,
@@ -50,7 +50,7 @@ pub(crate) fn fork(
         .map_err(DriverError::step("make", "a status pipe"))?;
     let theirs = sys::move_up(theirs).map_err(step())?;
     let cgroup = match join {
-        Join::Born(dir) => {
+        Join::CloneInto(dir) => {
             let opened =
                 fs::File::open(dir).map_err(DriverError::step("open", dir.display().to_string()));
             Some(OwnedFd::from(opened?))
@@ -74,7 +74,7 @@ pub(crate) fn fork(
 // === impl Forked ===
 
 impl Forked {
-    /// Waits until the process has become the guest, or reported something else. Blocks.
+    /// Waits until the process has executed the guest, or sent a report. Blocks.
     pub(crate) fn wait(&self) -> Result<Option<Report>, DriverError> {
         let step = || DriverError::step::<io::Error>("read", "the status pipe");
         let mut report = Vec::new();

@@ -1,5 +1,5 @@
-//! The capabilities that root inside keeps: those that packages and servers need within the
-//! sandbox's own user namespace. None of them means anything to the host.
+//! Capabilities of root inside: those that packages and servers need within the
+//! sandbox's own user namespace. None of them is valid on the host.
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -21,16 +21,27 @@ const KEPT: [(&str, CapabilitySet); 11] = [
 /// The highest capability a kernel may know; asking for one it does not know is an error we pass over.
 const CAPABILITIES_MAX: u32 = 63;
 
+/// What an unpacker of layers keeps in its own user namespace: it writes files with any owner and mode.
+pub(crate) const UNPACKER: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID);
+
 /// Their names.
 pub(crate) fn kept_names() -> [&'static str; KEPT.len()] {
     KEPT.map(|(name, _)| name)
 }
 
-/// Drops all others for good: from the bounding set, so that no exec brings them back.
+/// Drops all others: also from the bounding set, so that no exec brings them back.
 pub(crate) fn drop_most() -> rustix::io::Result<()> {
     let kept = KEPT
         .iter()
         .fold(CapabilitySet::empty(), |all, (_, one)| all | *one);
+    drop_all_but(kept)
+}
+
+/// Drops all but `kept` for good.
+pub(crate) fn drop_all_but(kept: CapabilitySet) -> rustix::io::Result<()> {
     for bit in 0..=CAPABILITIES_MAX {
         let one = CapabilitySet::from_bits_retain(1 << bit);
         if kept.contains(one) {

@@ -1,80 +1,85 @@
-//! Control groups, v1 and v2: one group per sandbox, below one group per data directory.
+//! Control groups (cgroup v1 and v2): one group per sandbox, below one group per data directory.
 //!
 //! ```text
 //! v1  <mount of memory|cpu|pids|freezer|devices|blkio>/k8e/<data directory>/<sandbox>
+//!     <mount of hugetlb>/k8e
 //! v2  <mount>/k8e/<data directory>/<sandbox>
 //! ```
 
 pub(crate) mod devices;
 pub(crate) mod io;
 
+mod freezer;
+mod huge_pages;
+
 use crate::DriverError;
 use k8e_model::{LimitEvents, Limits, SandboxId};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{Error, ErrorKind};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The kernel's own default; shorter wakes more often, longer makes pauses felt.
+/// CFS period. The kernel's default; shorter wakes more often, longer makes throttling noticeable.
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// A killed process leaves its group when it is reaped, a moment later.
+/// Attempts to remove a group: a killed process leaves it when it is reaped, a moment later.
 const REMOVE_TRIES: u32 = 200;
 const REMOVE_PAUSE: Duration = Duration::from_millis(5);
 
-/// Processes whose pidfds are held at once, of a group that may have thousands: well below what a
-/// process may have open.
+/// Pidfds that are open at once while a group is killed, which may have thousands of processes: well
+/// below the limit of open files.
 const KILLED_AT_ONCE_MAX: usize = 128;
 
-/// The controllers a sandbox needs; all must be there.
+/// The kernel's own default of `pid_max`.
+const PID_MAX_DEFAULT: u64 = 32_768;
+
+/// The controllers that are required.
 const CONTROLLERS: [&str; 3] = [MEMORY, CPU, PIDS];
 
 const MEMORY: &str = "memory";
 const CPU: &str = "cpu";
 const PIDS: &str = "pids";
 
-/// v1: stops what is in a group. Without it sandboxes cannot be frozen, and that is all. v2 can do
-/// that by itself.
+/// v1: the controller that freezes a group. Without it sandboxes cannot be frozen; all else works. v2 needs
+/// no controller for it.
 const FREEZER: &str = "freezer";
 
-/// v1: which devices can be opened. v2 does that with a program.
+/// v1: the controller of device access. v2 has an eBPF program for it.
 const DEVICES: &str = "devices";
 
-/// v1: operations and bytes a second on a disk. On v2 it is `io`.
+/// v1: the controller of disk I/O. On v2 it is `io`.
 const BLKIO: &str = "blkio";
 
-/// v1: what sandboxes can do without.
+/// v1: controllers that are used where they are mounted.
 const OPTIONAL: [&str; 3] = [FREEZER, DEVICES, BLKIO];
 
-/// v2: the controller of disks, which sandboxes can do without.
+/// v2: the controller of disk I/O, which is optional.
 const IO: &str = "io";
 
-/// v1: buffers of TCP and UDP sockets, which do not count as memory there. This part of the memory
-/// limit may be in them, in addition to it.
+/// v1: buffers of TCP and UDP sockets do not count as memory there. They may take a quarter of the memory
+/// limit, in addition to it.
 const SOCKET_BUFFERS_PART: u64 = 4;
 
-/// A process stops at once unless it is in the middle of something that the kernel cannot interrupt.
-const FREEZE_TRIES: u32 = 400;
-const FREEZE_PAUSE: Duration = Duration::from_millis(5);
-
-/// v1: the file that a thread joins a group by.
+/// v1: the file through which a thread joins a group.
 const TASKS: &str = "tasks";
 
-/// Of a file that counts how often limits were hit.
+/// Bytes read of a file of event counters.
 const EVENTS_BYTES_MAX: usize = 512;
 
-/// Where this machine's control groups are, and ours among them.
+/// The cgroup hierarchies of this machine, and the parent groups of k8e in them.
 #[derive(Clone, Debug)]
 pub(crate) struct Cgroups {
     version: Version,
     parents: Dirs,
+    /// v1: the group of all sandboxes with a hugetlb limit of 0, where the kernel has the controller.
+    huge_pages: Option<PathBuf>,
 }
 
-/// v1: a directory for each of CONTROLLERS and for those of OPTIONAL that there are. v2: one, under the
-/// name of each controller that it has.
+/// v1: a directory for each of CONTROLLERS and for each mounted one of OPTIONAL. v2: the same directory for
+/// each controller that it has.
 type Dirs = Vec<(&'static str, PathBuf)>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,37 +88,39 @@ enum Version {
     V2,
 }
 
-/// How to get into a group without the kernel's lock over all processes, for which it may wait
+/// How the first process joins a group without the kernel's `cgroup_threadgroup_rwsem`, which may take
 /// twenty milliseconds: not through `cgroup.procs`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Join {
     /// v1: a single-threaded process writes 0 to `tasks` of each of these.
     Write(Groups),
-    /// v2: a process is born in this directory's group.
-    Born(PathBuf),
+    /// v2: the process is cloned into this group (`CLONE_INTO_CGROUP`).
+    CloneInto(PathBuf),
 }
 
 /// v1: the directories of one sandbox's group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Groups {
-    /// Where memory is limited; one of the first.
+    /// Directory of the memory controller; also in `first`.
     memory: PathBuf,
-    /// Joined at once.
+    /// Joined first.
     first: Vec<PathBuf>,
-    /// Joined when the file system is made, which takes devices that the sandbox must not have.
+    /// Joined once the file system is mounted, which needs devices that the sandbox must not have.
     devices: Option<PathBuf>,
-    /// Where disks are limited; one of the first.
+    /// Directory of the blkio controller; also in `first`.
     blkio: Option<PathBuf>,
 }
 
-/// One sandbox's group.
+/// The group of one sandbox.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     version: Version,
     dirs: Dirs,
+    /// The same for all sandboxes; see [`Cgroups`].
+    huge_pages: Option<PathBuf>,
 }
 
-/// Files that count how often limits were hit, kept open by the server: they are read before and
+/// Files with counters of limit events, kept open by the server: they are read before and
 /// after every command. None where the kernel has no such file.
 #[derive(Debug)]
 pub(crate) struct LimitCounters {
@@ -124,7 +131,7 @@ pub(crate) struct LimitCounters {
 // === impl LimitCounters ===
 
 impl LimitCounters {
-    /// How often limits were hit.
+    /// Reads the counters.
     pub(crate) fn read(&self) -> LimitEvents {
         LimitEvents {
             oom_kills: counter(self.memory.as_ref(), "oom_kill"),
@@ -140,11 +147,11 @@ impl Join {
     pub(crate) fn memory_limit(&self) -> PathBuf {
         match self {
             Self::Write(groups) => groups.memory.join("memory.limit_in_bytes"),
-            Self::Born(dir) => dir.join("memory.max"),
+            Self::CloneInto(dir) => dir.join("memory.max"),
         }
     }
 
-    /// Enters, where a process is not born in it.
+    /// Joins the groups, where the process was not cloned into them.
     pub(crate) fn enter(&self) -> Result<(), DriverError> {
         let Self::Write(groups) = self else {
             return Ok(());
@@ -173,9 +180,17 @@ impl Cgroups {
                     put(dir, "cgroup.subtree_control", &format!("+{controller}"))?;
                 }
             }
+            if controller == PIDS {
+                put(&root.join("k8e"), "pids.max", &all_pids_max().to_string())?;
+            }
             parents.push((controller, parent));
         }
-        Ok(Self { version, parents })
+        let huge_pages = huge_pages::refuse(version)?;
+        Ok(Self {
+            version,
+            parents,
+            huge_pages,
+        })
     }
 
     /// The group of one sandbox, whether it exists or not.
@@ -187,6 +202,7 @@ impl Cgroups {
                 .iter()
                 .map(|(controller, parent)| (*controller, parent.join(id.as_str())))
                 .collect(),
+            huge_pages: self.huge_pages.clone(),
         }
     }
 
@@ -207,7 +223,7 @@ impl Cgroups {
         ids
     }
 
-    /// Whether what is in a group can be frozen.
+    /// Whether processes of a group can be frozen.
     pub(crate) fn can_freeze(&self) -> bool {
         self.version == Version::V2 || self.has(FREEZER)
     }
@@ -216,7 +232,7 @@ impl Cgroups {
         self.parents.iter().any(|(name, _)| *name == wanted)
     }
 
-    /// Removes our own group, when no sandbox is left in it.
+    /// Removes the parent group, when no sandbox is left in it.
     pub(crate) fn close(&self) {
         for (_, parent) in &self.parents {
             let _ = fs::remove_dir(parent);
@@ -224,7 +240,19 @@ impl Cgroups {
     }
 }
 
-/// Which version, with which controllers, and where.
+/// Limit of processes and threads of all sandboxes together: a part of `pid_max` and `threads-max`.
+fn all_pids_max() -> u64 {
+    let limits = ["pid_max", "threads-max"].map(|name| {
+        let limit = fs::read_to_string(Path::new("/proc/sys/kernel").join(name));
+        limit
+            .ok()
+            .and_then(|limit| limit.trim().parse::<u64>().ok())
+    });
+    let limit = limits.into_iter().flatten().min();
+    limit.unwrap_or(PID_MAX_DEFAULT) / 4 * 3
+}
+
+/// Version, controllers and mount points, for `k8e check-config`.
 pub(crate) fn describe() -> Result<String, DriverError> {
     let (version, roots) = mounted()?;
     let number = match version {
@@ -255,7 +283,7 @@ fn mounted() -> Result<(Version, Dirs), DriverError> {
     })
 }
 
-/// v2 when all controllers are there; else v1. On hybrid machines v2 exists without controllers.
+/// v2 if it has all controllers, else v1. On hybrid machines v2 is mounted without controllers.
 fn find(mounts: &str) -> Option<(Version, Dirs)> {
     let lines = || {
         mounts
@@ -289,7 +317,7 @@ fn find(mounts: &str) -> Option<(Version, Dirs)> {
 // === impl Cgroup ===
 
 impl Cgroup {
-    /// Makes it with its limits.
+    /// Makes the group and sets its limits.
     pub(crate) fn create(&self, limits: &Limits) -> Result<(), DriverError> {
         for (_, dir) in &self.dirs {
             match fs::create_dir(dir) {
@@ -300,7 +328,7 @@ impl Cgroup {
         self.set_limits(limits)
     }
 
-    /// Also on one that has limits already.
+    /// Sets limits, also on a group that has some.
     pub(crate) fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {
         let quota = (u64::from(limits.cpu_millis) * CPU_PERIOD_US / 1000).to_string();
         let memory = limits.memory_bytes.to_string();
@@ -323,20 +351,38 @@ impl Cgroup {
         put(pids, "pids.max", &limits.pids.to_string())
     }
 
-    /// Of a controller that every group has.
+    /// v2: `memory.high`, above which the kernel throttles allocations and reclaims; v1 has no such limit.
+    pub(crate) fn set_memory_high(&self, bytes: u64) -> Result<(), DriverError> {
+        match self.version {
+            Version::V1 => Ok(()),
+            Version::V2 => put(self.dir(MEMORY), "memory.high", &bytes.to_string()),
+        }
+    }
+
+    /// Files with the memory usage of the group: the total, and its parts.
+    pub(crate) fn memory_use(&self) -> Option<(File, File)> {
+        let total = match self.version {
+            Version::V1 => "memory.usage_in_bytes",
+            Version::V2 => "memory.current",
+        };
+        let open = |file: &str| File::open(self.dir(MEMORY).join(file)).ok();
+        Some((open(total)?, open("memory.stat")?))
+    }
+
+    /// Directory of a required controller.
     fn dir(&self, controller: &str) -> &Path {
         self.optional(controller)
             .expect("groups are made only where all of CONTROLLERS are")
     }
 
-    /// Of a controller that may not be there.
+    /// Directory of an optional controller.
     fn optional(&self, controller: &str) -> Option<&Path> {
         let mut dirs = self.dirs.iter();
         let (_, dir) = dirs.find(|(name, _)| *name == controller)?;
         Some(dir)
     }
 
-    /// How a sandbox's first process gets into it.
+    /// How a sandbox's first process joins it.
     pub(crate) fn join(&self) -> Join {
         match self.version {
             Version::V1 => {
@@ -344,12 +390,16 @@ impl Cgroup {
                 let owned = |name| self.optional(name).map(Path::to_owned);
                 Join::Write(Groups {
                     memory: self.dir(MEMORY).to_owned(),
-                    first: first.map(|(_, dir)| dir.clone()).collect(),
+                    first: first
+                        .map(|(_, dir)| dir)
+                        .chain(&self.huge_pages)
+                        .cloned()
+                        .collect(),
                     devices: owned(DEVICES),
                     blkio: owned(BLKIO),
                 })
             }
-            Version::V2 => Join::Born(self.dir(MEMORY).to_owned()),
+            Version::V2 => Join::CloneInto(self.dir(MEMORY).to_owned()),
         }
     }
 
@@ -370,61 +420,7 @@ impl Cgroup {
         }
     }
 
-    /// Stops every process in it where it is, and waits until all of them stand still. Blocks.
-    pub(crate) fn freeze(&self) -> Result<(), DriverError> {
-        let Some(dir) = self.freezer() else {
-            return Err(DriverError::Unusable(
-                "pausing needs the freezer of control groups: mount it (`mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer`) and start the server again".to_owned(),
-            ));
-        };
-        for _ in 0..FREEZE_TRIES {
-            // Written again each time: v1 looks at processes that came meanwhile only then.
-            self.put_frozen(dir, true)?;
-            if self.is_frozen(dir) {
-                return Ok(());
-            }
-            std::thread::sleep(FREEZE_PAUSE);
-        }
-        self.put_frozen(dir, false)?;
-        Err(DriverError::step("freeze", dir.display().to_string())(
-            Error::from(ErrorKind::TimedOut),
-        ))
-    }
-
-    /// Undoes [`Cgroup::freeze`]; no error when it is not frozen, or gone.
-    pub(crate) fn thaw(&self) -> Result<(), DriverError> {
-        match self.freezer() {
-            Some(dir) if dir.exists() => self.put_frozen(dir, false),
-            _ => Ok(()),
-        }
-    }
-
-    fn freezer(&self) -> Option<&Path> {
-        match self.version {
-            Version::V1 => self.optional(FREEZER),
-            Version::V2 => self.optional(MEMORY),
-        }
-    }
-
-    fn put_frozen(&self, dir: &Path, frozen: bool) -> Result<(), DriverError> {
-        match (self.version, frozen) {
-            (Version::V1, true) => put(dir, "freezer.state", "FROZEN"),
-            (Version::V1, false) => put(dir, "freezer.state", "THAWED"),
-            (Version::V2, true) => put(dir, "cgroup.freeze", "1"),
-            (Version::V2, false) => put(dir, "cgroup.freeze", "0"),
-        }
-    }
-
-    /// Whether every process in it stands still.
-    fn is_frozen(&self, dir: &Path) -> bool {
-        let read = |file: &str| fs::read_to_string(dir.join(file)).unwrap_or_default();
-        match self.version {
-            Version::V1 => read("freezer.state").trim() == "FROZEN",
-            Version::V2 => read("cgroup.events").lines().any(|line| line == "frozen 1"),
-        }
-    }
-
-    /// Kills every process in it. Needed only for what died half-made: a sandbox's processes die with its first.
+    /// Kills every process in it. Only for launches that died halfway: a sandbox's processes die with its PID 1.
     pub(crate) fn kill(&self) {
         for (_, dir) in &self.dirs {
             // v1 has no such file.
@@ -432,16 +428,16 @@ impl Cgroup {
                 kill_members(|| members(dir));
             }
         }
-        // v1: who is frozen dies when that is over.
+        // v1: a frozen process dies when it is thawed.
         let _ = self.thaw();
     }
 
     /// Removes it once it is empty; kills what is still in it.
     ///
-    /// v1: the kernel keeps what it counts for a removed group for as long as there are pages that the group was
-    /// the first to read: those of the host's programs, about one group in six. They are not emptied
-    /// here (`memory.force_empty`): the next sandbox would have to read all of that from the disk
-    /// again. They go when memory is needed.
+    /// v1: the kernel keeps a removed memory group for as long as there are pages of the host's files that the
+    /// group was the first to read: 152 of 200 groups in one measurement. They are not emptied here
+    /// (`memory.force_empty`): that takes up to tens of milliseconds, and the next sandbox would read the
+    /// host's programs from the disk again. They go when memory is needed.
     pub(crate) fn remove(&self) -> Result<(), DriverError> {
         for (_, dir) in &self.dirs {
             let mut tries = 0;
@@ -466,7 +462,7 @@ impl Cgroup {
     }
 }
 
-/// Kills the processes that `list` lists. By the time of the signal a process id may be another's, so
+/// Kills the processes that `list` lists. A process id may be reused before the signal, so
 /// the signal goes to a pidfd, and only when the process is listed while that is held: the pidfd is
 /// then of the listed process, or of one that has ended.
 fn kill_members(mut list: impl FnMut() -> Vec<Pid>) {
@@ -485,12 +481,12 @@ fn kill_members(mut list: impl FnMut() -> Vec<Pid>) {
 fn members(dir: &Path) -> Vec<Pid> {
     let pids = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     let pids = pids.lines().filter_map(|line| line.parse::<i32>().ok());
-    // 0 is a process of another namespace.
+    // 0 is a process outside of this pid namespace.
     let pids = pids.filter(|pid| *pid > 0);
     pids.filter_map(Pid::from_raw).collect()
 }
 
-/// v1: memory, and memory with swap, which must never be the smaller of the two: going up it is first.
+/// v1: memory, and memory with swap, which must never be the smaller: when raising, it is set first.
 fn put_memory(dir: &Path, memory: &str) -> Result<(), DriverError> {
     const MEMORY: &str = "memory.limit_in_bytes";
     const WITH_SWAP: &str = "memory.memsw.limit_in_bytes";
@@ -505,8 +501,8 @@ fn put_memory(dir: &Path, memory: &str) -> Result<(), DriverError> {
     put(dir, MEMORY, memory)
 }
 
-/// v1: what sockets may hold, in addition to memory. From the first time that it is set, new sockets
-/// are counted. Absent on kernels that do not count them.
+/// v1: limit of TCP buffers, in addition to memory. The kernel accounts sockets that are made after it is
+/// first set. Absent on kernels that do not account them.
 fn put_socket_buffers(dir: &Path, bytes: u64) -> Result<(), DriverError> {
     const SOCKET_BUFFERS: &str = "memory.kmem.tcp.limit_in_bytes";
     if !dir.join(SOCKET_BUFFERS).exists() {
@@ -537,160 +533,4 @@ fn counter(file: Option<&File>, key: &str) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn group(version: Version, dir: &Path, controllers: &[&'static str]) -> Cgroup {
-        let dirs = controllers.iter().map(|name| (*name, dir.to_owned()));
-        Cgroup {
-            version,
-            dirs: dirs.collect(),
-        }
-    }
-
-    #[test]
-    fn v1_is_found_on_a_hybrid_machine() {
-        let mounts = "cgroup /c/cpu cgroup rw,cpu,cpuacct 0 0\ncgroup /c/memory cgroup rw,memory 0 0\n\
-                      cgroup /c/pids cgroup rw,pids 0 0\ncgroup /c/freezer cgroup rw,freezer 0 0\ncgroup2 /c/unified-nowhere cgroup2 rw 0 0\n";
-        let (version, roots) = find(mounts).unwrap();
-        assert_eq!(version, Version::V1);
-        let at = |name: &'static str| (name, Path::new("/c").join(name));
-        assert_eq!(roots, [MEMORY, CPU, PIDS, FREEZER].map(at));
-        // The freezer is good to have, no more.
-        let without = mounts.replace("freezer", "devices");
-        assert_eq!(
-            find(&without).unwrap().1,
-            [MEMORY, CPU, PIDS, DEVICES].map(at)
-        );
-    }
-
-    #[test]
-    fn v2_is_found_when_it_has_the_controllers() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(
-            dir.path().join("cgroup.controllers"),
-            "cpuset cpu io memory pids\n",
-        )
-        .unwrap();
-        let mounts = format!("cgroup2 {} cgroup2 rw 0 0\n", dir.path().display());
-        let all = [MEMORY, CPU, PIDS, IO].map(|name| (name, dir.path().to_owned()));
-        assert_eq!(find(&mounts), Some((Version::V2, all.to_vec())));
-    }
-
-    #[test]
-    fn without_controllers_there_is_nothing() {
-        assert_eq!(
-            find("cgroup2 /nowhere cgroup2 rw 0 0\nproc /proc proc rw 0 0\n"),
-            None
-        );
-    }
-
-    #[test]
-    fn counters_are_read() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n").unwrap();
-        assert_eq!(counter(Some(file.as_file()), "oom_kill"), 7);
-        assert_eq!(counter(None, "max"), 0);
-    }
-
-    #[test]
-    fn only_who_is_listed_while_it_is_held_is_killed() {
-        use std::os::unix::process::ExitStatusExt as _;
-        let mut child = std::process::Command::new("sleep")
-            .arg("1000")
-            .spawn()
-            .unwrap();
-        let pid = Pid::from_child(&child);
-        // Not in the group any more when it is looked at again: the id is somebody else's by now.
-        let mut looks = [vec![pid], vec![]].into_iter();
-        kill_members(|| looks.next().unwrap());
-        assert!(child.try_wait().unwrap().is_none());
-        let dir = tempfile::tempdir().unwrap();
-        let procs = format!("{}\n0\n-1\nx\n", pid.as_raw_nonzero());
-        fs::write(dir.path().join("cgroup.procs"), procs).unwrap();
-        assert_eq!(members(dir.path()), [pid]);
-        kill_members(|| members(dir.path()));
-        assert_eq!(child.wait().unwrap().signal(), Some(9));
-        assert_eq!(members(&dir.path().join("gone")), []);
-    }
-
-    #[test]
-    fn either_version_freezes() {
-        let dir = tempfile::tempdir().unwrap();
-        let put = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
-        let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
-        let v2 = group(Version::V2, dir.path(), &CONTROLLERS);
-        put("cgroup.events", "populated 1\nfrozen 1\n");
-        v2.freeze().unwrap();
-        assert_eq!(read("cgroup.freeze"), "1");
-        v2.thaw().unwrap();
-        assert_eq!(read("cgroup.freeze"), "0");
-        // One that does not come to rest is left running, and that is told.
-        put("cgroup.events", "populated 1\nfrozen 0\n");
-        v2.freeze().unwrap_err();
-        assert_eq!(read("cgroup.freeze"), "0");
-
-        let v1 = group(Version::V1, dir.path(), &[MEMORY, CPU, PIDS, FREEZER]);
-        // A file that keeps what is written to it is one whose processes stop at once.
-        v1.freeze().unwrap();
-        assert_eq!(read("freezer.state"), "FROZEN");
-        v1.thaw().unwrap();
-        assert_eq!(read("freezer.state"), "THAWED");
-        let without = group(Version::V1, dir.path(), &CONTROLLERS);
-        assert!(
-            without
-                .freeze()
-                .unwrap_err()
-                .to_string()
-                .contains("mount it")
-        );
-        without.thaw().unwrap();
-    }
-
-    #[test]
-    fn limits_are_written_for_either_version() {
-        let dir = tempfile::tempdir().unwrap();
-        let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
-        let limits = Limits {
-            memory_bytes: 64 << 20,
-            cpu_millis: 1500,
-            pids: 99,
-            disk_bytes: 0,
-        };
-        fs::write(dir.path().join("memory.swap.max"), "max").unwrap();
-        let v2 = group(Version::V2, dir.path(), &CONTROLLERS);
-        v2.create(&limits).unwrap();
-        assert_eq!(
-            (read("memory.max"), read("memory.swap.max")),
-            ("67108864".to_owned(), "0".to_owned())
-        );
-        assert_eq!(
-            (read("cpu.max"), read("pids.max")),
-            ("150000 100000".to_owned(), "99".to_owned())
-        );
-        assert_eq!(v2.join(), Join::Born(dir.path().to_owned()));
-        fs::write(
-            dir.path().join("memory.events"),
-            "oom 3\noom_kill 2\noom_group_kill 0\n",
-        )
-        .unwrap();
-        fs::write(dir.path().join("pids.events"), "max 5\n").unwrap();
-        assert_eq!(
-            v2.counters().read(),
-            LimitEvents {
-                oom_kills: 2,
-                pids_refused: 5
-            }
-        );
-
-        let v1 = group(Version::V1, dir.path(), &CONTROLLERS);
-        fs::write(dir.path().join("memory.kmem.tcp.limit_in_bytes"), "max").unwrap();
-        v1.create(&limits).unwrap();
-        assert_eq!(read("memory.limit_in_bytes"), "67108864");
-        assert_eq!(read("memory.kmem.tcp.limit_in_bytes"), "16777216");
-        assert_eq!(
-            (read("cpu.cfs_quota_us"), read("cpu.cfs_period_us")),
-            ("150000".to_owned(), "100000".to_owned())
-        );
-    }
-}
+mod tests;

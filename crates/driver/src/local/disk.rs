@@ -1,5 +1,5 @@
-//! The writable layer: a sparse ext4 image per sandbox, so that its size is a hard limit on any host
-//! file system, removing it is one unlink, and the host never walks a tree that hostile code made.
+//! Disk images: the writable layer is a sparse ext4 image per sandbox, so that its size is a hard limit on any
+//! host file system, removal is one unlink, and the host never walks a tree that hostile code made.
 //!
 //! An empty file system is made once for each size and kept, as the few blocks mkfs wrote, in a
 //! sparse file; a new image is a hole with these blocks in it.
@@ -9,45 +9,57 @@ use crate::DriverError;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
-/// In the image: the overlays' changes, their scratch space, and what is kept.
+/// Directories in the image: upper and work directories of overlays, and `/workspace`.
 pub(crate) const UPPER: &str = "upper";
 pub(crate) const WORK: &str = "work";
 pub(crate) const WORKSPACE: &str = "workspace";
 
-/// Journal-less metadata of the largest image we allow stays far below; more is not an empty file system.
+/// Bound on the data of an empty file system: metadata of the largest image stays far below.
 const TEMPLATE_DATA_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
-/// Below this a sandbox could not even write its first files, and the store could not note it.
+/// Name of the image in a sandbox's directory.
+pub(crate) const FILE: &str = "disk.img";
+
+/// Deadline for the kernel to let go of the image of a killed sandbox, which it does in the background.
+const DETACH_WAIT: Duration = Duration::from_secs(20);
+const DETACH_PAUSE: Duration = Duration::from_millis(2);
+
+/// Minimum of free disk space for a launch: below it the sandbox could not write and the store would fail.
 pub(crate) const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
 
-/// Sizes are rounded up to this: a caller chooses them, and each costs a run of mkfs.
+/// Sizes are rounded up to a multiple: clients choose them, and each size costs a run of mkfs.
 const SIZE_GRID_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Empty file systems that are kept, some hundred kilobytes each; the one that was not used for
-/// longest goes.
+/// Empty file systems that are kept (LRU cache), some hundred kilobytes each.
 const TEMPLATES_MAX: usize = 8;
 
-/// What a kept one ends with; its name is its size in bytes.
+/// Their file extension; the name is the size in bytes and the version.
 const TEMPLATE_EXTENSION: &str = "img";
 
-/// Makes images. Several processes may do so at once.
+/// Version of the contents of an empty file system: 2 has the directories of overlays.
+const TEMPLATE_VERSION: u32 = 2;
+
+/// Makes disk images. Safe to use from several processes at once.
 #[derive(Debug)]
 pub(crate) struct Disks {
     dir: PathBuf,
+    /// Names of the overlays whose directories every image has.
+    overlays: Vec<String>,
 }
 
 // === impl Disks ===
 
 impl Disks {
-    /// `dir` holds nothing but what is made here.
-    pub(crate) fn open(dir: PathBuf) -> Result<Self, DriverError> {
+    /// `dir` holds nothing but what is made here. Every image has the directories of
+    /// these overlays: making them for each sandbox is slower than the copy of a block.
+    pub(crate) fn open(dir: PathBuf, overlays: Vec<String>) -> Result<Self, DriverError> {
         fs::create_dir_all(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
-        Ok(Self { dir })
+        Ok(Self { dir, overlays })
     }
 
     /// Writes a new, empty image of `bytes` to `path`.
@@ -66,31 +78,23 @@ impl Disks {
     }
 
     fn check_free(&self) -> Result<(), DriverError> {
-        let stat = rustix::fs::statvfs(&self.dir)
-            .map_err(DriverError::step("stat", self.dir.display().to_string()))?;
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-        if free < FREE_BYTES_MIN {
-            return Err(DriverError::Exhausted(format!(
-                "the disk of the data directory has {} MiB left, a sandbox needs {} MiB: free some space or move --data-dir",
-                free >> 20,
-                FREE_BYTES_MIN >> 20
-            )));
-        }
-        Ok(())
+        check_free(&self.dir, 0)
     }
 
-    /// The empty file system of a size, made when there is none.
+    /// The empty file system of a size, made if it is not cached.
     fn template(&self, bytes: u64) -> Result<File, DriverError> {
-        let path = self.dir.join(format!("{bytes}.{TEMPLATE_EXTENSION}"));
+        let path = self
+            .dir
+            .join(format!("{bytes}-{TEMPLATE_VERSION}.{TEMPLATE_EXTENSION}"));
         if let Ok(file) = File::options().read(true).write(true).open(&path) {
-            // The time tells which was not used for longest; one that is off does no harm.
+            // The mtime is the time of last use for eviction; errors do no harm.
             let _ = file.set_modified(SystemTime::now());
             return Ok(file);
         }
         self.forget_templates();
-        // Two processes that make the same one do so beside each other; the last one stays.
+        // Two processes that make the same one do not interfere; the last rename wins.
         let scratch = tempdir(&self.dir)?;
-        let made = make_in(&scratch, bytes).and_then(|file| {
+        let made = make_in(&scratch, bytes, &self.overlays).and_then(|file| {
             let kept = fs::rename(scratch.join(IMAGE), &path);
             kept.map_err(DriverError::step("keep", path.display().to_string()))?;
             Ok(file)
@@ -99,7 +103,7 @@ impl Disks {
         made
     }
 
-    /// Makes room for another one.
+    /// Evicts the least recently used ones.
     fn forget_templates(&self) {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let templates = entries.filter_map(|entry| {
@@ -115,7 +119,7 @@ impl Disks {
         }
     }
 
-    /// Whether an image can be attached here, or why not.
+    /// Whether an image can be attached to a loop device here, or why not.
     pub(crate) fn try_loop_device(&self) -> Result<(), DriverError> {
         let image = self.dir.join("probe.img");
         let _ = fs::remove_file(&image);
@@ -129,24 +133,110 @@ impl Disks {
     }
 }
 
+/// Whether so many bytes can be written below `dir` without filling its disk.
+pub(crate) fn check_free(dir: &Path, bytes: u64) -> Result<(), DriverError> {
+    let stat =
+        rustix::fs::statvfs(dir).map_err(DriverError::step("stat", dir.display().to_string()))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let needed = FREE_BYTES_MIN.saturating_add(bytes);
+    if free < needed {
+        return Err(DriverError::Exhausted(format!(
+            "the disk of the data directory has {} MiB left, a sandbox needs {} MiB: free some space or move --data-dir",
+            free >> 20,
+            needed >> 20
+        )));
+    }
+    Ok(())
+}
+
+/// Waits until no loop device has the image: what its sandbox wrote last is in the file then.
+pub(crate) fn wait_detached(image: &Path) -> Result<(), DriverError> {
+    let deadline = Instant::now() + DETACH_WAIT;
+    while is_attached(image) {
+        if Instant::now() > deadline {
+            let error = io::Error::from(io::ErrorKind::TimedOut);
+            return Err(DriverError::step(
+                "wait for the release of",
+                image.display().to_string(),
+            )(error));
+        }
+        std::thread::sleep(DETACH_PAUSE);
+    }
+    Ok(())
+}
+
+fn is_attached(image: &Path) -> bool {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    devices
+        .filter_map(|device| fs::read(device.path().join("loop/backing_file")).ok())
+        .any(|backing| backing.trim_ascii_end() == image.as_os_str().as_encoded_bytes())
+}
+
+/// Makes `to` a sparse copy of an image that is not attached: shares its blocks where the file system can.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), DriverError> {
+    let step = || DriverError::step::<io::Error>("copy", from.display().to_string());
+    let source = File::open(from).map_err(step())?;
+    let meta = source.metadata().map_err(step())?;
+    check_free(to.parent().unwrap_or(to), meta.blocks().saturating_mul(512))?;
+    let copy = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(to)
+        .map_err(step())?;
+    if rustix::fs::ioctl_ficlone(&copy, &source).is_ok() {
+        return Ok(());
+    }
+    copy_data(&source, &copy, meta.len()).map_err(step())
+}
+
+/// Copies what is no hole, in the kernel.
+fn copy_data(from: &File, to: &File, bytes: u64) -> io::Result<()> {
+    use rustix::fs::{SeekFrom, copy_file_range, seek};
+    to.set_len(bytes)?;
+    let mut at = 0;
+    loop {
+        let mut start = match seek(from, SeekFrom::Data(at)) {
+            Err(rustix::io::Errno::NXIO) => return Ok(()),
+            start => start?,
+        };
+        let end = seek(from, SeekFrom::Hole(start))?;
+        let mut target = start;
+        while start < end {
+            let rest = usize::try_from(end - start).map_err(io::Error::other)?;
+            if copy_file_range(from, Some(&mut start), to, Some(&mut target), rest)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        at = end;
+    }
+}
+
 /// A new directory in `dir`.
 fn tempdir(dir: &Path) -> Result<PathBuf, DriverError> {
     let path = dir.join(format!(
         "mkfs-{}",
         rustix::process::getpid().as_raw_nonzero()
     ));
-    // Of a process that died and had our number.
+    // Left by a process that died and had the same pid.
     let _ = fs::remove_dir_all(&path);
     fs::create_dir(&path).map_err(DriverError::step("make", path.display().to_string()))?;
     Ok(path)
 }
 
-/// In a scratch directory: what is to be kept.
+/// In a scratch directory: the contents of the new file system.
 const IMAGE: &str = "image";
 
-fn make_in(scratch: &Path, bytes: u64) -> Result<File, DriverError> {
+fn make_in(scratch: &Path, bytes: u64, overlays: &[String]) -> Result<File, DriverError> {
     let content = scratch.join("content");
-    for sub in [UPPER, WORK, WORKSPACE] {
+    let below = |parent: &'static str| {
+        overlays
+            .iter()
+            .map(move |name| Path::new(parent).join(name))
+    };
+    let dirs = [UPPER, WORK, WORKSPACE].map(PathBuf::from).into_iter();
+    for sub in dirs.chain(below(UPPER)).chain(below(WORK)) {
         let path = content.join(sub);
         fs::create_dir_all(&path).map_err(DriverError::step("make", path.display().to_string()))?;
     }
@@ -189,7 +279,7 @@ fn make_in(scratch: &Path, bytes: u64) -> Result<File, DriverError> {
     compact().map_err(DriverError::step("read", image.display().to_string()))
 }
 
-/// Makes `to` a file of `bytes` that reads like `from` and has as few blocks as can be.
+/// Makes `to` a sparse copy of `from` with `bytes`, with as few blocks as possible.
 fn copy_blocks(from: &File, to: &File, bytes: u64) -> io::Result<()> {
     use rustix::fs::{SeekFrom, seek};
     to.set_len(bytes)?;
@@ -219,12 +309,11 @@ fn copy_blocks(from: &File, to: &File, bytes: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt as _;
 
     #[test]
     fn an_image_is_an_empty_file_system_and_mostly_a_hole() {
         let dir = tempfile::tempdir().unwrap();
-        let disks = Disks::open(dir.path().join("templates")).unwrap();
+        let disks = Disks::open(dir.path().join("templates"), vec!["usr".to_owned()]).unwrap();
         let image = dir.path().join("disk.img");
         disks.create(&image, 1 << 30).unwrap();
         let meta = fs::metadata(&image).unwrap();

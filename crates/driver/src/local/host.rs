@@ -1,10 +1,11 @@
-//! What all drivers of this machine need as root: the `host` template, disk images, and which of the
-//! kernel's features are there. Lives in the launcher.
+//! Features and shared files of this machine, detected by the launcher: the `host` template, disk images, idmapped
+//! mounts, loop devices, network.
 
 use super::cgroup::io::DiskRate;
-use super::disk::Disks;
+use super::disk::{self, Disks};
 use super::launcher::request::Start;
-use super::rootfs::{self, Disk, Rootfs};
+use super::layers::Layers;
+use super::rootfs::{self, Disk, ImageRoot, Rootfs, SKELETON};
 use super::skeleton::{self, Layer};
 use super::userns::user_namespace;
 use super::{make_private_dir, sandboxes, shm_bytes};
@@ -13,7 +14,7 @@ use k8e_model::{Code, Template};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
-/// A user number that no sandbox has, to try out idmapped mounts with.
+/// A uid that no sandbox has, for the probe of idmapped mounts.
 const TRIAL_UID: u32 = 1 << 30;
 
 /// This machine, as the launcher uses it.
@@ -22,17 +23,20 @@ pub(crate) struct Host {
     dir: PathBuf,
     disks: Disks,
     layers: Vec<Layer>,
+    image_layers: Layers,
     idmap: bool,
     no_network: Option<String>,
-    /// Why what sandboxes write is kept in memory, if it is.
+    /// Why the writable layer is in memory (tmpfs), if it is.
     memory_disks: Option<String>,
     disk_rate: DiskRate,
+    /// The runsc that was chosen, instead of one that is found.
+    runsc: Option<PathBuf>,
 }
 
 // === impl Host ===
 
 impl Host {
-    /// Finds out what the machine can do and prepares the template.
+    /// Probes the machine's features and prepares the template.
     pub(crate) fn start(start: &Start) -> Result<Self, DriverError> {
         let dir = start.data_dir.clone();
         make_private_dir(&dir.join("stage"))?;
@@ -44,12 +48,14 @@ impl Host {
                 layer.host.display()
             )));
         }
-        let disks = Disks::open(dir.join("templates/disks"))?;
+        let overlays = layers.iter().map(|layer| layer.name.clone());
+        let overlays = overlays.chain([SKELETON.to_owned()]).collect();
+        let disks = Disks::open(dir.join("templates/disks"), overlays)?;
         let memory_disks = if start.memory_disks {
             Some("--memory-disks is set".to_owned())
         } else {
             match disks.try_loop_device() {
-                // A full disk says nothing about loop devices.
+                // A full disk is no evidence about loop devices.
                 Ok(()) => None,
                 Err(error) if error.code() == Code::Exhausted => None,
                 Err(error) => Some(format!("no loop device can be used ({error})")),
@@ -60,29 +66,38 @@ impl Host {
             && layers
                 .iter()
                 .all(|layer| rootfs::can_idmap(userns.as_fd(), &layer.host));
-        let no_network = k8e_egress::wire::check().err();
+        let image_layers = Layers::open(dir.join("layers"), dir.join("stage"), userns.as_fd())?;
+        let no_network = k8e_egress::tproxy::check().err();
         let host = Self {
             disks,
             layers,
+            image_layers,
             idmap,
             no_network: no_network.map(|error| error.to_string()),
             memory_disks,
             disk_rate: start.disk_rate,
+            runsc: start.runsc.clone(),
             dir,
         };
         // Live sandboxes of an earlier server stand on the skeleton: it may change only when there are none.
-        if !host.skeleton().exists() || !sandboxes::any_alive(&host.dir) {
+        if !host.skeleton().exists() || !host.front().exists() || !sandboxes::any_alive(&host.dir) {
             skeleton::build(&host.skeleton())?;
+            skeleton::build_front(&host.front())?;
         }
         Ok(host)
     }
 
-    /// What one sandbox may do on disks.
+    /// Disk I/O limits of one sandbox.
     pub(crate) fn disk_rate(&self) -> DiskRate {
         self.disk_rate
     }
 
-    /// Whether sandboxes can be wired to a gate.
+    /// The runsc that was chosen, if any.
+    pub(crate) fn runsc(&self) -> Option<&Path> {
+        self.runsc.as_deref()
+    }
+
+    /// Whether sandboxes can have a network with an egress gate.
     pub(crate) fn has_network(&self) -> bool {
         self.no_network.is_none()
     }
@@ -108,27 +123,51 @@ impl Host {
 
     /// The writable layer of a sandbox whose directory is `dir`.
     pub(crate) fn disk(&self, dir: &Path, bytes: u64) -> Result<Disk, DriverError> {
+        let image = dir.join(disk::FILE);
+        // Of a sandbox that is restored.
+        if image.exists() {
+            return Ok(Disk::Image(image));
+        }
         if self.memory_disks.is_some() {
             return Ok(Disk::Memory(bytes));
         }
-        let image = dir.join("disk.img");
         self.disks.create(&image, bytes)?;
         Ok(Disk::Image(image))
     }
 
-    pub(crate) fn rootfs(&self, spec: &SandboxSpec, disk: Disk, uid_base: u32) -> Rootfs {
-        match spec.template {
-            Template::Host => Rootfs {
-                stage: self.dir.join("stage"),
-                skeleton: self.skeleton(),
-                layers: self.layers.clone(),
-                disk,
-                // Half: what is kept in it cannot be freed by ending processes.
-                shm_bytes: shm_bytes(&spec.limits),
-                uid_base,
-                idmap: self.idmap,
-            },
-        }
+    pub(crate) fn rootfs(
+        &self,
+        spec: &SandboxSpec,
+        disk: Disk,
+        uid_base: u32,
+    ) -> Result<Rootfs, DriverError> {
+        let image = match spec.template {
+            Template::Host => None,
+            Template::Image { .. } => Some(ImageRoot {
+                front: self.front(),
+                layers: self.image_layers.paths(&spec.layers)?,
+            }),
+        };
+        Ok(Rootfs {
+            stage: self.dir.join("stage"),
+            skeleton: self.skeleton(),
+            layers: self.layers.clone(),
+            image,
+            disk,
+            // Half: what is kept in it cannot be freed by ending processes.
+            shm_bytes: shm_bytes(&spec.limits),
+            uid_base,
+            idmap: self.idmap,
+        })
+    }
+
+    /// Layers of images.
+    pub(crate) fn image_layers(&self) -> &Layers {
+        &self.image_layers
+    }
+
+    fn front(&self) -> PathBuf {
+        self.dir.join("templates/front")
     }
 
     fn skeleton(&self) -> PathBuf {

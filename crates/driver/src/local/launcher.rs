@@ -1,4 +1,4 @@
-//! The launcher: the root process beside the server that makes sandboxes, and all else that needs root.
+//! The launcher: the privileged (root) helper process beside the server that makes sandboxes.
 //!
 //! The server has threads and cannot fork safely or fast, parses what clients and sandboxes send,
 //! and therefore gives up root. The launcher has one thread, and parses nothing but the requests of
@@ -8,39 +8,50 @@
 //! ```text
 //! server (unprivileged) ──requests──▶ worker (root) ── fork ── builder: makes one sandbox, answers, ends
 //!    ▲                                  ▲     └─ fork ── remover: removes one, answers, ends
-//!    └── a new worker's channel ── keeper (root): starts the worker, and another should that die
+//!    └── a new worker's channel ── supervisor (root): starts the worker, and another should that die
 //! ```
 //!
-//! Each request brings a socket for its answer, so requests wait for nobody else's.
+//! Each request carries a socket for its answer, so no request waits for another. The number of processes
+//! the worker has forked at once is bounded ([`concurrency`]).
 //!
 //! All of them hold the data directory's lock together with the server: when a new server gets the
 //! lock, no launch of the old one is under way. They end when the server does.
 
 mod channel;
+mod concurrency;
 mod confine;
-mod keeper;
+mod supervisor;
 mod worker;
 
 pub(crate) mod request;
 
-pub use keeper::launcher_main;
+pub use supervisor::launcher_main;
 
 use crate::DriverError;
 pub(crate) use channel::Channel;
+pub(crate) use concurrency::{Class, Turns};
 use request::{Answer, Ready, Request, Start};
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-/// The hidden word that makes the k8e binary a launcher.
+/// Hidden first argument with which the k8e binary runs as the launcher.
 pub const LAUNCHER_ARG: &str = "__launcher";
 
-/// A [`DriverError`] on its way between processes.
+/// Delay between retries of a request that the launcher refused as busy.
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Deadline of these retries. Longer than any request takes that is not stuck.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A serialized [`DriverError`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Failure {
     message: String,
@@ -50,15 +61,17 @@ pub(crate) struct Failure {
 #[derive(Debug, Serialize, Deserialize)]
 enum FailureKind {
     Unusable,
+    Refused,
     Exhausted,
+    Busy,
     Step { errno: Option<i32> },
 }
 
-/// The server's end. A worker that died (the kernel may kill it for memory) is replaced by the keeper.
+/// The server's end. A worker that died (the kernel may kill it for memory) is replaced by the supervisor.
 #[derive(Debug)]
 pub(crate) struct Launcher {
-    keeper: Channel,
-    /// Locked only to look which it is, or to wait for the next.
+    supervisor: Channel,
+    /// Locked only to clone the current channel, or to wait for the next.
     worker: Mutex<Arc<Channel>>,
     ready: Ready,
 }
@@ -74,7 +87,7 @@ impl Launcher {
         lock: &OwnedFd,
     ) -> Result<Self, DriverError> {
         let step = || DriverError::step::<io::Error>("start", "the launcher");
-        let (keeper, theirs) = Channel::pair().map_err(step())?;
+        let (supervisor, theirs) = Channel::pair().map_err(step())?;
         // Not waited for: it ends with us.
         Command::new(program)
             .arg0("k8e-launcher")
@@ -85,29 +98,47 @@ impl Launcher {
             .process_group(0)
             .spawn()
             .map_err(step())?;
-        keeper
+        supervisor
             .send(start, &[guest.as_fd(), lock.as_fd()])
             .map_err(step())?;
-        let (worker, ready) = next_worker(&keeper)?;
+        let (worker, ready) = next_worker(&supervisor)?;
         let worker = Mutex::new(Arc::new(worker));
         Ok(Self {
-            keeper,
+            supervisor,
             worker,
             ready,
         })
     }
 
-    /// What this machine can do.
+    /// Features of this machine.
     pub(crate) fn ready(&self) -> &Ready {
         &self.ready
     }
 
-    /// Has something done and waits for the answer. Blocks.
+    /// Sends a request and waits for the answer. Blocks.
+    ///
+    /// A busy launcher is retried: the processes that it counts have mostly answered
+    /// and are about to end.
     pub(crate) fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), DriverError> {
-        let answered = self.with_worker(|worker| ask(worker, request))?;
-        match answered {
+        let began = Instant::now();
+        loop {
+            let (answer, fds) = self.with_worker(|worker| ask(worker, request))?;
+            let Answer::Failed(failure) = answer else {
+                return Ok((answer, fds));
+            };
+            let error = failure.into_error();
+            if !matches!(error, DriverError::Busy) || began.elapsed() > BUSY_TIMEOUT {
+                return Err(error);
+            }
+            std::thread::sleep(BUSY_PAUSE);
+        }
+    }
+
+    /// The same, with a file that goes along.
+    pub(crate) fn ask_with(&self, request: &Request, file: &File) -> Result<Answer, DriverError> {
+        match self.with_worker(|worker| ask_with(worker, request, Some(file)))? {
             (Answer::Failed(failure), _) => Err(failure.into_error()),
-            answered => Ok(answered),
+            (answer, _) => Ok(answer),
         }
     }
 
@@ -119,7 +150,7 @@ impl Launcher {
         })
     }
 
-    /// Once more with the next worker when this one is gone.
+    /// Retries once with the next worker when this one is gone.
     fn with_worker<T>(
         &self,
         work: impl Fn(&Channel) -> Result<T, DriverError>,
@@ -132,10 +163,10 @@ impl Launcher {
         }
         let next = {
             let mut current = lock();
-            // Somebody else may have found out before us.
+            // Another thread may have replaced it already.
             if Arc::ptr_eq(&current, &first) {
                 tracing::warn!("the launcher's worker is gone, waiting for another");
-                *current = Arc::new(next_worker(&self.keeper)?.0);
+                *current = Arc::new(next_worker(&self.supervisor)?.0);
             }
             Arc::clone(&current)
         };
@@ -143,10 +174,10 @@ impl Launcher {
     }
 }
 
-/// The channel of a worker that the keeper has started, and what it says first.
-fn next_worker(keeper: &Channel) -> Result<(Channel, Ready), DriverError> {
+/// The channel of a worker that the supervisor has started, and its first message.
+fn next_worker(supervisor: &Channel) -> Result<(Channel, Ready), DriverError> {
     let step = || DriverError::step::<io::Error>("start", "the launcher");
-    let (_, fds): ((), _) = keeper
+    let (_, fds): ((), _) = supervisor
         .receive()
         .map_err(step())?
         .ok_or(DriverError::LauncherGone)?;
@@ -160,8 +191,18 @@ fn next_worker(keeper: &Channel) -> Result<(Channel, Ready), DriverError> {
 }
 
 fn ask(worker: &Channel, request: &Request) -> Result<(Answer, Vec<OwnedFd>), DriverError> {
+    ask_with(worker, request, None)
+}
+
+fn ask_with(
+    worker: &Channel,
+    request: &Request,
+    file: Option<&File>,
+) -> Result<(Answer, Vec<OwnedFd>), DriverError> {
     let (answer, theirs) = Channel::pair().map_err(DriverError::step("make", "a socket pair"))?;
-    let sent = worker.send(request, &[theirs.as_fd()]);
+    let file = file.map(|file| file.as_fd());
+    let fds: Vec<_> = [theirs.as_fd()].into_iter().chain(file).collect();
+    let sent = worker.send(request, &fds);
     sent.map_err(|_| DriverError::LauncherGone)?;
     drop(theirs);
     answer
@@ -181,10 +222,10 @@ impl From<&DriverError> for Failure {
     }
 }
 
-/// What it says, with a cause that has no number of its own.
+/// The message, with a source that has no errno.
 fn message(error: &DriverError) -> String {
     match (error, std::error::Error::source(error)) {
-        // It says so already.
+        // The message contains it already.
         (DriverError::InLauncher { .. }, _) => error.to_string(),
         (_, Some(source)) if errno(error).is_none() => format!("{error}: {source}"),
         _ => error.to_string(),
@@ -200,7 +241,9 @@ impl From<&DriverError> for FailureKind {
     fn from(error: &DriverError) -> Self {
         match error {
             DriverError::Unusable(_) => Self::Unusable,
+            DriverError::Refused(_) => Self::Refused,
             DriverError::Exhausted(_) => Self::Exhausted,
+            DriverError::Busy => Self::Busy,
             DriverError::Launch { launch, .. } => Self::from(launch.as_ref()),
             DriverError::Step { .. }
             | DriverError::InLauncher { .. }
@@ -212,7 +255,7 @@ impl From<&DriverError> for FailureKind {
 }
 
 impl Failure {
-    /// A request that is none.
+    /// An answer that does not fit the request.
     fn refused(message: String) -> Self {
         let kind = FailureKind::Unusable;
         Self { message, kind }
@@ -222,7 +265,9 @@ impl Failure {
         let message = self.message;
         match self.kind {
             FailureKind::Unusable => DriverError::Unusable(message),
+            FailureKind::Refused => DriverError::Refused(message),
             FailureKind::Exhausted => DriverError::Exhausted(message),
+            FailureKind::Busy => DriverError::Busy,
             FailureKind::Step { errno } => DriverError::InLauncher {
                 message,
                 source: errno.map_or_else(
@@ -234,7 +279,7 @@ impl Failure {
     }
 }
 
-/// Refers to a process of an earlier server.
+/// A pidfd of a process of an earlier server.
 pub(crate) fn pidfd_of(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?)
@@ -256,6 +301,7 @@ mod tests {
         let errors = [
             DriverError::Unusable("no kernel".to_owned()),
             DriverError::Exhausted("no room".to_owned()),
+            DriverError::Busy,
             DriverError::step("write", "a disk")(full()),
             DriverError::step("write", "a disk")(io::Error::other("torn")),
             DriverError::Launch {

@@ -1,4 +1,4 @@
-//! What the driver must remember of a live sandbox to find it again after a crash of the server.
+//! Record of a live sandbox on disk, from which it is adopted after a crash of the server.
 
 use crate::DriverError;
 use serde::{Deserialize, Serialize};
@@ -8,17 +8,17 @@ use std::path::Path;
 
 const FILE: &str = "record.json";
 
-/// Written beside the sandbox's socket and image once it is up.
+/// Written to the sandbox's directory once it runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
-    /// A pid of another boot means nothing.
+    /// Boot id: a pid of another boot is meaningless.
     pub(crate) boot_id: String,
-    /// Of the sandbox's first process.
+    /// Pid of the sandbox's first process.
     pub(crate) pid: i32,
-    /// In clock ticks since boot: tells whether the pid is still that process.
+    /// Start time in clock ticks since boot: detects a reused pid.
     pub(crate) start_time: u64,
-    /// Where its uid range begins.
+    /// First uid of its range.
     pub(crate) uid_base: u32,
 }
 
@@ -40,19 +40,19 @@ impl Record {
         let text = serde_json::to_vec(self)
             .map_err(io::Error::other)
             .map_err(step())?;
-        // Whole or not at all: a half-written record would lose a live sandbox.
+        // Atomic (rename): a half-written record would lose a live sandbox.
         let new = dir.join("record.new");
         fs::write(&new, text)
             .and_then(|()| fs::rename(&new, &path))
             .map_err(step())
     }
 
-    /// None when there is none, or none that can be read: then the sandbox was never up.
+    /// None when there is no readable record: then the sandbox was never up.
     pub(crate) fn read(dir: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(dir.join(FILE)).ok()?).ok()
     }
 
-    /// Whether that process still lives.
+    /// Whether the process is still alive.
     pub(crate) fn is_alive(&self) -> bool {
         boot_id().is_ok_and(|boot| boot == self.boot_id)
             && start_time(self.pid).is_ok_and(|time| time == self.start_time)
@@ -66,11 +66,11 @@ fn boot_id() -> Result<String, DriverError> {
         .map_err(DriverError::step("read", path))
 }
 
-/// An error also for one that is dead and was not waited for yet.
+/// Also an error for a zombie.
 fn start_time(pid: i32) -> Result<u64, DriverError> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).map_err(DriverError::step("read", path.as_str()))?;
-    // The second field is the name in parentheses and may hold anything; the third is the state, the
+    // The second field is the name in parentheses and may hold any byte; the third is the state, the
     // 22nd the start time.
     let after_name = text
         .rsplit_once(')')

@@ -1,4 +1,4 @@
-//! Builds a sandbox's file system in a mount namespace of its own: the host's programs read-only
+//! Root file system of a sandbox (overlayfs, idmapped mounts) in a mount namespace of its own: the host's programs
 //! beneath a writable layer, `/workspace`, and nothing else of the host.
 //!
 //! Runs as the host's root: what is mounted here belongs to the host's user namespace, so root
@@ -7,7 +7,8 @@
 use super::cgroup::io::DiskNumber;
 use super::disk::{UPPER, WORK, WORKSPACE};
 use super::skeleton::Layer;
-use super::sys;
+use super::userns::mapped_namespace;
+use super::{sys, uids};
 use crate::DriverError;
 use rustix::fs::{CWD, Gid, Mode, Uid};
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
@@ -26,9 +27,11 @@ pub(crate) struct Rootfs {
     pub(crate) skeleton: PathBuf,
     /// The host's directories above it.
     pub(crate) layers: Vec<Layer>,
+    /// An image that takes the place of all of that.
+    pub(crate) image: Option<ImageRoot>,
     /// What can be written.
     pub(crate) disk: Disk,
-    /// For `/dev/shm`; memory is counted either way, this is only what `df` says.
+    /// Size of `/dev/shm`; memory is charged either way, this is only what `df` shows.
     pub(crate) shm_bytes: u64,
     /// What the host calls root inside.
     pub(crate) uid_base: u32,
@@ -36,29 +39,73 @@ pub(crate) struct Rootfs {
     pub(crate) idmap: bool,
 }
 
+/// The root file system of an image, beneath the writable layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ImageRoot {
+    /// What every sandbox has, above the image: directories that are mounted on, name resolution.
+    pub(crate) front: PathBuf,
+    /// Directories with the image's layers, the lowest first. Their files belong to
+    /// [`uids::LAYERS`].
+    pub(crate) layers: Vec<PathBuf>,
+}
+
+/// In the writable layer: what is above an image.
+const IMAGE: &str = "image";
+
 /// Where changes go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Disk {
-    /// An ext4 image.
+    /// An ext4 image on a loop device.
     Image(PathBuf),
-    /// Memory, where there are no loop devices.
+    /// tmpfs of so many bytes, where there are no loop devices.
     Memory(u64),
 }
 
-/// No device and no set-user-id file of a sandbox means anything.
+/// Name of the overlay over the template's skeleton.
+pub(crate) const SKELETON: &str = "skeleton";
+
+/// Devices and set-user-id files of a sandbox have no effect on the host.
 pub(crate) const SAFE: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
 // === impl Rootfs ===
 
 impl Rootfs {
     /// Mounts everything below the stage, which becomes the working directory; the file system is its `root`.
-    pub(crate) fn mount(&self, userns: BorrowedFd<'_>) -> Result<(), DriverError> {
+    ///
+    /// `layer_owners` is what [`Rootfs::layer_owners`] made.
+    pub(crate) fn mount(
+        &self,
+        userns: BorrowedFd<'_>,
+        layer_owners: Option<BorrowedFd<'_>>,
+    ) -> Result<(), DriverError> {
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         rustix::mount::mount_change("/", private)
             .map_err(DriverError::step("make private", "/"))?;
         self.stage()?;
         self.mount_disk()?;
-        self.overlay("skeleton", &self.skeleton, Path::new("root"), userns)?;
+        match (&self.image, layer_owners) {
+            (Some(image), Some(owners)) => self.mount_image(image, userns, owners)?,
+            _ => self.mount_host(userns)?,
+        }
+        let workspace = clone_mount(&Path::new("rw").join(WORKSPACE))?;
+        attach(&workspace, Path::new("root/workspace"))
+    }
+
+    /// The user namespace by which files of layers are shown as the sandbox's own. Made before the
+    /// process that mounts them, which may be in another PID namespace.
+    pub(crate) fn layer_owners(&self) -> Result<Option<OwnedFd>, DriverError> {
+        if self.image.is_none() {
+            return Ok(None);
+        }
+        let owners = mapped_namespace(uids::LAYERS, self.uid_base)?;
+        let moved = sys::move_up(owners);
+        moved
+            .map(Some)
+            .map_err(DriverError::step("prepare", "a launch"))
+    }
+
+    fn mount_host(&self, userns: BorrowedFd<'_>) -> Result<(), DriverError> {
+        self.overlay(SKELETON, &self.skeleton, Path::new("root"), userns)?;
         for layer in &self.layers {
             self.overlay(
                 &layer.name,
@@ -67,18 +114,51 @@ impl Rootfs {
                 userns,
             )?;
         }
-        let workspace = clone_mount(&Path::new("rw").join(WORKSPACE))?;
-        attach(&workspace, Path::new("root/workspace"))
+        Ok(())
     }
 
-    /// The disks that are read and written for it, once it is mounted: its own, the one that the image
+    /// All layers of an image in one overlay. Its first directory is ours, so that nothing an image has
+    /// can be where something is mounted or written from outside.
+    fn mount_image(
+        &self,
+        image: &ImageRoot,
+        userns: BorrowedFd<'_>,
+        layer_owners: BorrowedFd<'_>,
+    ) -> Result<(), DriverError> {
+        lower("front", &image.front, Some(userns))?;
+        let mut lowers = "low/front".to_owned();
+        for (number, layer) in image.layers.iter().enumerate().rev() {
+            let name = number.to_string();
+            lower(&name, layer, Some(layer_owners))?;
+            lowers.push_str(":low/");
+            lowers.push_str(&name);
+        }
+        self.writable(IMAGE)?;
+        // Whiteouts of layers are attributes that whoever unpacked them could set.
+        let options = format!(
+            "lowerdir={lowers},upperdir=rw/{UPPER}/{IMAGE},workdir=rw/{WORK}/{IMAGE},userxattr"
+        );
+        mount("overlay", "root", "overlay", SAFE, &options)?;
+        // Commands may run as a user that the image names.
+        let workspace = Path::new("rw").join(WORKSPACE);
+        rustix::fs::chmod(&workspace, Mode::from_raw_mode(0o777))
+            .map_err(DriverError::step("chmod", workspace.display().to_string()))
+    }
+
+    /// The disks whose I/O is limited, once it is mounted: its own loop device, the disk of the image
     /// is on, and those of the host's programs.
     pub(crate) fn disks(&self) -> Vec<DiskNumber> {
         let image = match &self.disk {
             Disk::Image(image) => Some(image.as_path()),
             Disk::Memory(_) => None,
         };
-        let layers = self.layers.iter().map(|layer| layer.host.as_path());
+        let layers = match &self.image {
+            Some(image) => image.layers.iter().map(PathBuf::as_path).collect(),
+            None => {
+                let layers = self.layers.iter();
+                layers.map(|layer| layer.host.as_path()).collect::<Vec<_>>()
+            }
+        };
         let paths = [Path::new("rw")].into_iter().chain(image).chain(layers);
         let mut disks: Vec<_> = paths.filter_map(DiskNumber::below).collect();
         disks.sort_unstable();
@@ -86,7 +166,7 @@ impl Rootfs {
         disks
     }
 
-    /// A file system of our own to hang the parts in. Relative paths from here on: a data directory's
+    /// Mounts a tmpfs as the stage. Relative paths from here on: a data directory's
     /// name may hold what overlay options cannot.
     fn stage(&self) -> Result<(), DriverError> {
         mount("k8e", &self.stage, "tmpfs", SAFE, "mode=0700,size=1m")?;
@@ -108,7 +188,7 @@ impl Rootfs {
                     .open(image)
                     .map_err(step())?;
                 let (device, path) = sys::attach_loop(file.as_fd()).map_err(step())?;
-                // It does not outlive its sandbox: no `fsync` in it need wait for the host's disk.
+                // The image does not outlive its sandbox: `fsync` in it does not wait for the host's disk.
                 let mounted = mount(
                     &path,
                     "rw",
@@ -143,27 +223,25 @@ impl Rootfs {
         target: &Path,
         userns: BorrowedFd<'_>,
     ) -> Result<(), DriverError> {
-        let low = Path::new("low").join(name);
-        make_dir(&low)?;
-        let tree = clone_mount(lower)?;
-        let read_only = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
-        sys::set_mount_attributes(tree.as_fd(), read_only, self.idmap.then_some(userns)).map_err(
-            DriverError::step("set attributes of", lower.display().to_string()),
-        )?;
-        attach(&tree, &low)?;
+        self::lower(name, lower, self.idmap.then_some(userns))?;
+        self.writable(name)?;
+        let options =
+            format!("lowerdir=low/{name},upperdir=rw/{UPPER}/{name},workdir=rw/{WORK}/{name}");
+        mount("overlay", target, "overlay", SAFE, &options)
+    }
+
+    /// Makes the directories that an overlay writes to.
+    fn writable(&self, name: &str) -> Result<(), DriverError> {
         let (upper, work) = (
             Path::new("rw").join(UPPER).join(name),
             Path::new("rw").join(WORK).join(name),
         );
         make_dir(&upper)?;
         make_dir(&work)?;
-        self.give(&upper)?;
-        let options =
-            format!("lowerdir=low/{name},upperdir=rw/{UPPER}/{name},workdir=rw/{WORK}/{name}");
-        mount("overlay", target, "overlay", SAFE, &options)
+        self.give(&upper)
     }
 
-    /// Makes root inside the owner.
+    /// Changes the owner to root inside.
     pub(crate) fn give(&self, path: &Path) -> Result<(), DriverError> {
         let (uid, gid) = (Uid::from_raw(self.uid_base), Gid::from_raw(self.uid_base));
         rustix::fs::chown(path, Some(uid), Some(gid))
@@ -171,12 +249,25 @@ impl Rootfs {
     }
 }
 
+/// Mounts a directory read-only at `low/<name>`, with its owners shown as `owners` says.
+fn lower(name: &str, dir: &Path, owners: Option<BorrowedFd<'_>>) -> Result<(), DriverError> {
+    let low = Path::new("low").join(name);
+    make_dir(&low)?;
+    let tree = clone_mount(dir)?;
+    let read_only = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    sys::set_mount_attributes(tree.as_fd(), read_only, owners).map_err(DriverError::step(
+        "set attributes of",
+        dir.display().to_string(),
+    ))?;
+    attach(&tree, &low)
+}
+
 /// Whether overlays can be made of such mounts: from Linux 5.19 on.
 pub(crate) fn overlay_takes_idmapped_layers() -> bool {
     kernel_version() >= (5, 19)
 }
 
-/// The first two numbers of this kernel's; zeroes where there are none.
+/// Major and minor version of this kernel; zeroes where they cannot be parsed.
 pub(crate) fn kernel_version() -> (u32, u32) {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy().into_owned();
@@ -186,7 +277,7 @@ pub(crate) fn kernel_version() -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// Whether the file system of the host's programs can show other owners.
+/// Whether the file system of the host's programs supports idmapped mounts.
 pub(crate) fn can_idmap(userns: BorrowedFd<'_>, path: &Path) -> bool {
     clone_mount(path)
         .is_ok_and(|tree| sys::set_mount_attributes(tree.as_fd(), 0, Some(userns)).is_ok())

@@ -1,5 +1,5 @@
-//! The sandboxes of one driver, as the launcher has them: what each has on this machine, made in the
-//! order that makes it recoverable, and removed without a trace.
+//! Resources of one driver's sandboxes in the launcher: directories, cgroups, uid ranges, first processes. Made
+//! in an order that is recoverable after a crash, and removed without a trace.
 
 use super::cgroup::{Cgroup, Cgroups};
 use super::host::Host;
@@ -8,8 +8,9 @@ use super::launcher::pidfd_of;
 use super::record::Record;
 use super::rootfs::Disk;
 use super::share;
+use crate::gvisor::state::{self, Saved};
 use crate::{DriverError, SandboxSpec};
-use k8e_model::SandboxId;
+use k8e_model::{Limits, SandboxId};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 const SANDBOXES: &str = "sandboxes";
 
-/// A killed process is gone in milliseconds unless the kernel itself is stuck.
+/// Deadline for a killed process to exit: milliseconds unless it is stuck in the kernel.
 const DEATH_WAIT: Duration = Duration::from_secs(30);
 
 /// The sandboxes of one driver.
@@ -32,7 +33,7 @@ pub(crate) struct Sandboxes {
     server_gid: u32,
 }
 
-/// What a new sandbox has before its first process.
+/// Resources of a new sandbox before its first process.
 pub(crate) struct Prepared {
     pub(crate) dir: PathBuf,
     pub(crate) cgroup: Cgroup,
@@ -40,7 +41,7 @@ pub(crate) struct Prepared {
     pub(crate) uid_base: u32,
 }
 
-/// A sandbox's first process.
+/// The first process of a sandbox.
 #[derive(Debug)]
 pub(crate) struct Started {
     pub(crate) pid: i32,
@@ -50,7 +51,7 @@ pub(crate) struct Started {
 // === impl Sandboxes ===
 
 impl Sandboxes {
-    /// Those of one kind in the data directory. The server may connect to their guests, no more.
+    /// Sandboxes of one kind in the data directory. The server may connect to their guests, no more.
     pub(crate) fn open(data_dir: &Path, kind: Kind, server_gid: u32) -> Result<Self, DriverError> {
         let dir = data_dir.join(kind.directory());
         for dir in [dir.clone(), dir.join(SANDBOXES)] {
@@ -66,12 +67,17 @@ impl Sandboxes {
         })
     }
 
-    /// Where the driver keeps what is not a sandbox.
+    /// The group of the server's process.
+    pub(crate) fn server_gid(&self) -> u32 {
+        self.server_gid
+    }
+
+    /// Directory for the driver's other files.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Where a sandbox keeps what is on disk.
+    /// Directory of a sandbox's files.
     pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
         self.dir.join(SANDBOXES).join(id.as_str())
     }
@@ -85,7 +91,7 @@ impl Sandboxes {
         self.cgroups.group(id)
     }
 
-    /// What control groups cannot do here, one sentence each.
+    /// Features that control groups lack here, one sentence each.
     pub(crate) fn weaker(&self) -> Vec<String> {
         let mut weaker = Vec::new();
         if !self.cgroups.can_freeze() {
@@ -97,14 +103,14 @@ impl Sandboxes {
         weaker
     }
 
-    /// Makes the directory that says that this id is taken; an error when it is.
+    /// Makes the directory that reserves this id; an error when it exists.
     pub(crate) fn reserve(&self, id: &SandboxId) -> Result<PathBuf, DriverError> {
         let dir = self.sandbox(id);
         fs::create_dir(&dir).map_err(DriverError::step("make", dir.display().to_string()))?;
         Ok(dir)
     }
 
-    /// Makes a sandbox whose id is [reserved](Self::reserve); `start` makes its first process. On
+    /// Makes a sandbox whose id is [reserved](Self::reserve); `start` forks its first process. On
     /// failure nothing is left.
     pub(crate) fn launch(
         &self,
@@ -121,10 +127,11 @@ impl Sandboxes {
                 self.let_server_connect(&spec.id)?;
                 Ok(started)
             });
-        launched.map_err(|launch| with_cleanup(launch, self.remove(&spec.id)))
+        // The state that it may have been launched from stays.
+        launched.map_err(|launch| with_cleanup(launch, self.remove_live(&spec.id)))
     }
 
-    /// Does `work` with everything a new sandbox has, and removes it again.
+    /// Runs `work` with the resources of a new sandbox, and removes them again.
     pub(crate) fn try_out<T>(
         &self,
         host: &Host,
@@ -150,6 +157,7 @@ impl Sandboxes {
         let disk = host.disk(&dir, spec.limits.disk_bytes)?;
         let cgroup = self.group(&spec.id);
         cgroup.create(&self.kind.host_limits(&spec.limits))?;
+        self.set_memory_high(&cgroup, &spec.limits)?;
         Ok(Prepared {
             dir,
             cgroup,
@@ -158,22 +166,39 @@ impl Sandboxes {
         })
     }
 
-    /// Also for a sandbox of an earlier server, which may have been root or another user.
+    /// Sets new limits of a sandbox's group.
+    pub(crate) fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<(), DriverError> {
+        let group = self.group(id);
+        group.set_limits(&self.kind.host_limits(limits))?;
+        self.set_memory_high(&group, limits)
+    }
+
+    fn set_memory_high(&self, group: &Cgroup, limits: &Limits) -> Result<(), DriverError> {
+        match self.kind.memory_high(limits) {
+            Some(high) => group.set_memory_high(high),
+            None => Ok(()),
+        }
+    }
+
+    /// Also for a sandbox of an earlier server, which may have run as root or as another user.
     pub(crate) fn let_server_connect(&self, id: &SandboxId) -> Result<(), DriverError> {
         let (dir, socket) = (self.sandbox(id), self.socket(id));
         share::directory(&dir, self.server_gid)?;
-        if let Some(parent) = socket.parent().filter(|parent| *parent != dir) {
-            share::directory(parent, self.server_gid)?;
+        // Where servers of earlier versions had the socket of a gVisor sandbox.
+        let earlier = dir.join("shared/guest.sock");
+        if !socket.exists() && earlier.exists() {
+            fs::hard_link(&earlier, &socket)
+                .map_err(DriverError::step("link", socket.display().to_string()))?;
         }
         share::socket(&socket, self.server_gid)
     }
 
-    /// The first process of a live sandbox, by its record; none when it is dead or was never up.
+    /// The first process of a live sandbox, from its record; none when it is dead or was never up.
     pub(crate) fn find(&self, id: &SandboxId) -> Result<Option<(Record, OwnedFd)>, DriverError> {
         let Some(record) = Record::read(&self.sandbox(id)) else {
             return Ok(None);
         };
-        // The descriptor first: once it is open, the pid cannot become another process's.
+        // The pidfd first: once it is open, the pid cannot be reused.
         let init = match pidfd_of(record.pid) {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
             init => init.map_err(DriverError::step(
@@ -184,22 +209,18 @@ impl Sandboxes {
         Ok(record.is_alive().then_some((record, init)))
     }
 
-    /// Kills it, waits for its end, and removes every trace; what is already gone is no error. The
+    /// Kills it, waits until it has exited, and removes every trace; what is already gone is no error. The
     /// directory goes last.
     pub(crate) fn remove(&self, id: &SandboxId) -> Result<(), DriverError> {
-        let cgroup = self.group(id);
-        if let Some((_, init)) = self.find(id)? {
-            // With PID 1 the kernel ends every process of its namespace, and with them the mounts.
-            match rustix::process::pidfd_send_signal(&init, Signal::KILL) {
-                Err(rustix::io::Errno::SRCH) => {}
-                done => done.map_err(DriverError::step("kill", id.to_string()))?,
-            }
-            // A process that is frozen in a control group of v1 dies when that is over.
-            cgroup.thaw()?;
-            wait_for_end(&init)
-                .map_err(DriverError::step("wait for the end of", id.to_string()))?;
+        if self.kind.has_kernel() {
+            state::forget(self, id)?;
         }
-        cgroup.remove()?;
+        self.remove_live(id)
+    }
+
+    /// The same for a sandbox whose saved state is to stay.
+    pub(crate) fn remove_live(&self, id: &SandboxId) -> Result<(), DriverError> {
+        self.end_processes(id)?;
         let dir = self.sandbox(id);
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -207,7 +228,24 @@ impl Sandboxes {
         }
     }
 
-    /// Those of which anything is left, in order, behind `after`.
+    /// Kills it and waits until it has exited, with everything in its control group.
+    pub(crate) fn end_processes(&self, id: &SandboxId) -> Result<(), DriverError> {
+        let cgroup = self.group(id);
+        if let Some((_, init)) = self.find(id)? {
+            // When PID 1 exits the kernel kills every process of its pid namespace, and the mounts go with them.
+            match rustix::process::pidfd_send_signal(&init, Signal::KILL) {
+                Err(rustix::io::Errno::SRCH) => {}
+                done => done.map_err(DriverError::step("kill", id.to_string()))?,
+            }
+            // A process that is frozen by cgroup v1 dies when it is thawed.
+            cgroup.thaw()?;
+            wait_for_end(&init)
+                .map_err(DriverError::step("wait for the end of", id.to_string()))?;
+        }
+        cgroup.remove()
+    }
+
+    /// Ids of sandboxes of which any resource is left, in order, after `after`.
     pub(crate) fn ids(
         &self,
         after: Option<&SandboxId>,
@@ -216,35 +254,44 @@ impl Sandboxes {
         let dir = self.dir.join(SANDBOXES);
         let mut found: BTreeSet<SandboxId> = self.cgroups.ids().into_iter().collect();
         found.extend(ids(&dir).map_err(DriverError::step("read", dir.display().to_string()))?);
+        found.extend(state::ids(&self.dir));
         let behind = |id: &SandboxId| after.is_none_or(|after| id > after);
         Ok(found.into_iter().filter(behind).take(max).collect())
     }
 
-    /// The uid ranges of those that live, with their directories.
+    /// The uid ranges of live and of saved sandboxes, with their directories.
     pub(crate) fn uid_ranges(&self) -> Vec<(u32, PathBuf)> {
         let ids = ids(&self.dir.join(SANDBOXES)).unwrap_or_default();
         let dirs = ids.iter().map(|id| self.sandbox(id));
-        dirs.filter_map(|dir| Some((Record::read(&dir)?.uid_base, dir)))
-            .collect()
+        let alive = dirs.filter_map(|dir| Some((Record::read(&dir)?.uid_base, dir)));
+        let states = state::ids(&self.dir);
+        let saved = states.iter().filter_map(|id| {
+            let saved = Saved::read(self, id)?;
+            Some((saved.uid_base, state::state_dir(self, id)))
+        });
+        alive.chain(saved).collect()
     }
 
-    /// Removes our own control group, when no sandbox is left in it.
+    /// Removes the parent control group, when no sandbox is left in it.
     pub(crate) fn close(&self) {
         self.cgroups.close();
     }
 }
 
-/// Whether a sandbox of any driver lives on this data directory.
+/// Whether a sandbox of any driver lives on this data directory, or is saved there.
 pub(super) fn any_alive(data_dir: &Path) -> bool {
     Kind::ALL.iter().any(|kind| {
-        let dir = data_dir.join(kind.directory()).join(SANDBOXES);
+        let driver = data_dir.join(kind.directory());
+        let dir = driver.join(SANDBOXES);
         let ids = ids(&dir).unwrap_or_default();
-        ids.iter()
-            .any(|id| Record::read(&dir.join(id.as_str())).is_some_and(|record| record.is_alive()))
+        !state::ids(&driver).is_empty()
+            || ids.iter().any(|id| {
+                Record::read(&dir.join(id.as_str())).is_some_and(|record| record.is_alive())
+            })
     })
 }
 
-/// Where the guest of a sandbox listens.
+/// Path of a guest's socket.
 pub(super) fn socket(data_dir: &Path, kind: Kind, id: &SandboxId) -> PathBuf {
     let dir = data_dir.join(kind.directory()).join(SANDBOXES);
     dir.join(id.as_str()).join(kind.socket())
@@ -279,7 +326,7 @@ fn with_cleanup(launch: DriverError, cleanup: Result<(), DriverError>) -> Driver
     }
 }
 
-/// The same for a data directory on every start, unlike anything hashed by std (FNV-1a).
+/// Hash of the data directory, stable across starts and versions, unlike std's (FNV-1a).
 fn stable_name(dir: &Path) -> String {
     use std::os::unix::ffi::OsStrExt as _;
     let hash = dir

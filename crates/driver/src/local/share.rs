@@ -1,38 +1,39 @@
-//! What of the launcher's files the unprivileged server may use: it may pass through directories and
-//! connect to guests. Everything else stays root's alone.
+//! File permissions for the unprivileged server: its group may traverse directories and
+//! connect to guests. Everything else has mode root only.
 
 use crate::DriverError;
+use k8e_net::proc_fd;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use std::fs::{self, Permissions};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 const DIRECTORY_MODE: u32 = 0o710;
 const SOCKET_MODE: u32 = 0o660;
 
-/// Members of the group may pass through the directory, not read it.
+/// Mode of directories: the group may traverse, not list.
 pub(crate) fn directory(path: &Path, gid: u32) -> Result<(), DriverError> {
     give(path, gid, FileType::Directory, DIRECTORY_MODE)
 }
 
-/// Members of the group may connect.
+/// Mode of sockets: the group may connect.
 pub(crate) fn socket(path: &Path, gid: u32) -> Result<(), DriverError> {
     give(path, gid, FileType::Socket, SOCKET_MODE)
 }
 
-/// Root's and the group's from now on. What is there is looked at by one descriptor throughout: a
-/// sandbox may have had the right to put something else in its place until a moment ago.
+/// Sets owner root, the group and the mode. Works on one descriptor throughout: until a moment ago a
+/// sandbox may have been able to replace the file.
 fn give(path: &Path, gid: u32, kind: FileType, mode: u32) -> Result<(), DriverError> {
     let step =
         |operation| DriverError::step::<std::io::Error>(operation, path.display().to_string());
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd: OwnedFd =
         rustix::fs::open(path, flags, Mode::empty()).map_err(|error| step("open")(error.into()))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|error| step("look at")(error.into()))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|error| step("stat")(error.into()))?;
     if FileType::from_raw_mode(stat.st_mode) != kind {
-        let error = std::io::Error::other("it is not what it should be");
-        return Err(step("look at")(error));
+        let error = std::io::Error::other("its file type is wrong");
+        return Err(step("stat")(error));
     }
     rustix::fs::chownat(
         &fd,
@@ -42,8 +43,7 @@ fn give(path: &Path, gid: u32, kind: FileType, mode: u32) -> Result<(), DriverEr
         AtFlags::EMPTY_PATH,
     )
     .map_err(|error| step("chown")(error.into()))?;
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(step("chmod"))
+    fs::set_permissions(proc_fd::path(&fd), Permissions::from_mode(mode)).map_err(step("chmod"))
 }
 
 #[cfg(test)]

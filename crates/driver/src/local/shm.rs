@@ -1,4 +1,4 @@
-//! The size of a live sandbox's `/dev/shm`.
+//! Resizes `/dev/shm` of a live sandbox.
 
 use super::shm_bytes;
 use k8e_model::Limits;
@@ -7,10 +7,10 @@ use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_string, fspi
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-/// What `statfs` says a tmpfs is.
+/// Magic number of tmpfs in `statfs`.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// Gives `/dev/shm` of the sandbox whose first process is `pid` the size that a launch with these
+/// Resizes `/dev/shm` of the sandbox whose first process is `pid` to the size that a launch with these
 /// limits would have given it.
 pub(super) fn resize(pid: i32, limits: &Limits) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -18,7 +18,7 @@ pub(super) fn resize(pid: i32, limits: &Limits) -> io::Result<()> {
     resize_in(root.as_fd(), shm_bytes(limits))
 }
 
-/// Everything below `root` is the sandbox's: no link in it is followed, and nothing but the root of a
+/// Everything below `root` is controlled by the sandbox: no symbolic link is followed, and only the root of a
 /// mounted tmpfs is changed.
 fn resize_in(root: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
     let shm = rustix::fs::openat2(
@@ -72,7 +72,7 @@ mod tests {
             resize_in(root.as_fd(), 2 << 20).unwrap();
             assert_eq!(size(&inside.join("dev/shm")), 2 << 20);
 
-            // A link in place of `shm`, and one in place of `dev` that leads to such a directory.
+            // A symbolic link in place of `shm`, and one in place of `dev` that leads to such a directory.
             let link = |to: &Path, from: &Path| std::os::unix::fs::symlink(to, from).unwrap();
             let (evil, worse) = (dir.path().join("evil"), dir.path().join("worse"));
             fs::create_dir_all(evil.join("dev")).unwrap();

@@ -7,7 +7,7 @@
 //! why it cannot.
 
 use crate::DriverError;
-use k8e_egress::wire;
+use k8e_egress::tproxy;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, Permissions};
 use std::io;
@@ -19,7 +19,7 @@ const PROGRAMS: [&str; 9] = [
     "usr", "opt", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec",
 ];
 
-/// Parts of the host's `/etc` that programs need and that hold nothing private.
+/// Files of the host's `/etc` that programs need and that hold no secrets.
 /// A trailing `*` takes every name that starts so.
 const ETC: [&str; 27] = [
     "alternatives",
@@ -51,7 +51,7 @@ const ETC: [&str; 27] = [
     "terminfo",
 ];
 
-/// Certificates, alternatives and fonts are a few hundred files; more is not what we expect there.
+/// Bound on copied files: certificates, alternatives and fonts are a few hundred.
 const ETC_FILES_MAX: usize = 20_000;
 const ETC_FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
@@ -83,7 +83,7 @@ const DIRECTORIES: [(&str, u32); 21] = [
     ("workspace", 0o755),
 ];
 
-/// No passwords, and no shadow file that programs would look for them in.
+/// No passwords: there is no shadow file.
 const FILES: [(&str, &str); 9] = [
     (
         "etc/passwd",
@@ -113,7 +113,7 @@ const FILES: [(&str, &str); 9] = [
     ("home/user/.npmrc", NPM),
 ];
 
-/// Nobody else's system is broken by what is installed in a sandbox (PEP 668), and its root is not
+/// A sandbox has no other users whose system an installation could break (PEP 668), and its root is not
 /// the host's. With more retries a host that is not allowed fails after 9 seconds instead of one.
 const PIP: &str = "\
 [global]
@@ -137,7 +137,7 @@ const PACKAGE_MANAGERS: [&str; 8] = [
     "apk", "apt", "apt-get", "aptitude", "dnf", "pacman", "yum", "zypper",
 ];
 
-/// In place of the system's package manager, found first in PATH.
+/// Stub in place of the system's package manager, first in PATH.
 const CANNOT_INSTALL: &str = "\
 #!/bin/sh
 echo \"${0##*/}: system packages cannot be installed in this sandbox: its /usr is the host's, without the database \
@@ -157,7 +157,7 @@ const LINKS: [(&str, &str); 4] = [
 pub(crate) struct Layer {
     /// In the sandbox, below `/`.
     pub(crate) name: String,
-    /// On the host.
+    /// Path on the host.
     pub(crate) host: PathBuf,
 }
 
@@ -177,18 +177,77 @@ pub(crate) fn layers() -> Vec<Layer> {
         .collect()
 }
 
+/// Directories that are mounted on or written to from outside: an image's own of these names are never
+/// used for that.
+const FRONT: [(&str, u32); 10] = [
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("proc", 0o555),
+    ("run", 0o755),
+    ("run/k8e", 0o755),
+    ("run/k8e/shared", 0o755),
+    ("sys", 0o555),
+    ("tmp", 0o1777),
+    ("tmp/.X11-unix", 0o1777),
+    ("workspace", 0o755),
+];
+
+/// Of those, the ones in which nothing of an image is to be seen.
+const FRONT_OPAQUE: [&str; 3] = ["run/k8e", "run/k8e/shared", "tmp/.X11-unix"];
+
+/// Makes what is above the layers of every image, at `dir`, anew.
+pub(crate) fn build_front(dir: &Path) -> Result<(), DriverError> {
+    build_front_io(dir).map_err(DriverError::step("make", dir.display().to_string()))
+}
+
+fn build_front_io(dir: &Path) -> io::Result<()> {
+    start_anew(dir)?;
+    for (name, mode) in FRONT {
+        make_dir(&dir.join(name), mode)?;
+    }
+    for name in FRONT_OPAQUE {
+        let flags = rustix::fs::XattrFlags::empty();
+        let set = rustix::fs::setxattr(dir.join(name), "user.overlay.opaque", b"y", flags);
+        match set {
+            // Without attributes there are no images either, which is said where one is used.
+            Err(rustix::io::Errno::OPNOTSUPP) => {}
+            set => set?,
+        }
+    }
+    let hosts = FILES.into_iter().find(|(name, _)| *name == "etc/hosts");
+    for (name, text) in hosts
+        .into_iter()
+        .chain([("etc/resolv.conf", resolver().as_str())])
+    {
+        write_file(&dir.join(name), text, 0o644)?;
+    }
+    Ok(())
+}
+
+/// Answers are quick or will not come; the gate does the waiting.
+fn resolver() -> String {
+    format!(
+        "nameserver {}\noptions timeout:10 attempts:1\n",
+        tproxy::GATEWAY
+    )
+}
+
+fn start_anew(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        done => done?,
+    }
+    fs::create_dir_all(dir)?;
+    fs::set_permissions(dir, Permissions::from_mode(0o755))
+}
+
 /// Makes everything but the layers, at `dir`, anew.
 pub(crate) fn build(dir: &Path) -> Result<(), DriverError> {
     build_io(dir).map_err(DriverError::step("make", dir.display().to_string()))
 }
 
 fn build_io(dir: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        done => done?,
-    }
-    fs::create_dir_all(dir)?;
-    fs::set_permissions(dir, Permissions::from_mode(0o755))?;
+    start_anew(dir)?;
     for (name, mode) in DIRECTORIES {
         make_dir(&dir.join(name), mode)?;
     }
@@ -206,11 +265,7 @@ fn build_io(dir: &Path) -> io::Result<()> {
     for pattern in ETC {
         copy_matching(Path::new("/etc"), pattern, &dir.join("etc"), &mut left)?;
     }
-    // Answers are quick or will not come; the gate does the waiting.
-    let resolver = format!(
-        "nameserver {}\noptions timeout:10 attempts:1\n",
-        wire::GATEWAY
-    );
+    let resolver = resolver();
     let resolver = ("etc/resolv.conf", resolver.as_str());
     for (name, text) in FILES.into_iter().chain([resolver]) {
         write_file(&dir.join(name), text, 0o644)?;
@@ -233,7 +288,7 @@ fn build_io(dir: &Path) -> io::Result<()> {
 
 fn write_file(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     fs::write(path, text)?;
-    // Past the umask.
+    // Regardless of the umask.
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
@@ -242,7 +297,7 @@ fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         done => done?,
     }
-    // Past the umask.
+    // Regardless of the umask.
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
@@ -273,7 +328,7 @@ fn with_dir(path: &Path, fill: impl FnOnce(&Path) -> io::Result<()>) -> io::Resu
     fill(path)
 }
 
-/// Copies what any user of the host may read; links stay links.
+/// Copies files that every user of the host may read; symbolic links stay links.
 fn copy(from: &Path, to: &Path, left: &mut usize) -> io::Result<()> {
     let Ok(meta) = fs::symlink_metadata(from) else {
         return Ok(());

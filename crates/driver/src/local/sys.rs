@@ -10,15 +10,15 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// What `fork_into` returned.
+/// Result of `fork_into`.
 pub(crate) enum Fork {
     /// In the new process.
     Child,
-    /// In the caller: the new process, held by its pid and a descriptor.
+    /// In the parent: the pid and pidfd of the new process.
     Parent {
-        /// As the caller's namespace numbers it.
+        /// In the caller's pid namespace.
         pid: i32,
-        /// Refers to it even after its pid is used again.
+        /// Stays valid when the pid is reused.
         pidfd: OwnedFd,
     },
 }
@@ -26,7 +26,7 @@ pub(crate) enum Fork {
 /// libc has it as an int, in which it does not fit.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Forks into new namespaces, and into a group of cgroup v2.
+/// Forks into new namespaces, and into a cgroup v2 group (`clone3`).
 ///
 /// The caller must be single-threaded: the child goes on to allocate and lock.
 pub(crate) fn fork_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Fork> {
@@ -62,7 +62,7 @@ pub(crate) fn fork_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -> io::
     }
 }
 
-/// Moves this process into new namespaces of its own.
+/// Moves this process into new namespaces (`unshare`).
 pub(crate) fn unshare(namespaces: rustix::thread::UnshareFlags) -> rustix::io::Result<()> {
     // SAFETY: no caller passes FILES: descriptors stay those of the process.
     unsafe { rustix::thread::unshare_unsafe(namespaces) }
@@ -109,7 +109,7 @@ pub(crate) fn set_mount_attributes(
     check(done).map(drop)
 }
 
-/// Gives the process a session keyring of its own, so that it holds none of the server's keys.
+/// Joins a new session keyring, so that the process has none of the server's keys.
 pub(crate) fn leave_session_keyring() -> io::Result<()> {
     const KEYCTL_JOIN_SESSION_KEYRING: c_int = 1;
     // SAFETY: a null name asks for a new anonymous keyring; nothing is read through the pointer.
@@ -185,6 +185,30 @@ pub(crate) fn close_others(kept: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(KEPT) })
 }
 
+/// Keeps nothing open but these, from descriptor 3 on in the order given, and the standard streams.
+pub(crate) fn keep_only<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
+    const FIRST: RawFd = 3;
+    // None may have the number that another gets.
+    let mut moved = Vec::with_capacity(N);
+    for fd in fds {
+        moved.push(move_up(fd)?);
+    }
+    let last = FIRST + RawFd::try_from(N).map_err(io::Error::other)?;
+    // SAFETY: the caller has been forked to do nothing else: no owner of a descriptor that is closed or
+    // replaced here is used again.
+    unsafe {
+        for (number, fd) in (FIRST..).zip(&moved) {
+            check(c_long::from(libc::dup2(fd.as_raw_fd(), number)))?;
+        }
+        check(libc::syscall(libc::SYS_close_range, last, c_int::MAX, 0))?;
+    }
+    std::mem::forget(moved);
+    // SAFETY: all are open, and nobody else in this process owns them.
+    let kept = (FIRST..last).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let kept: Vec<OwnedFd> = kept.collect();
+    Ok(kept.try_into().expect("there are as many as were given"))
+}
+
 /// Where the guest finds its listening socket.
 pub(crate) const LISTENER_FD: RawFd = 3;
 
@@ -219,6 +243,11 @@ pub(crate) fn reset_signals() {
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
+}
+
+/// Has this process killed when the one that forked it ends.
+pub(crate) fn end_with_parent() -> rustix::io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
 }
 
 /// Lets the kernel reap the children of this process.
@@ -314,12 +343,12 @@ impl LoopConfig {
     }
 }
 
-/// One instruction of a program for the kernel, as the kernel has it.
+/// An eBPF instruction, in the kernel's layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BpfInstruction {
     code: u8,
-    /// The target in the lower half, the source in the upper.
+    /// The destination register in the lower half, the source in the upper.
     registers: u8,
     offset: i16,
     immediate: i32,
@@ -337,7 +366,7 @@ impl BpfInstruction {
         }
     }
 
-    /// `to` becomes the 32 bits that are `offset` bytes behind what `from` points to.
+    /// Loads into `to` the 32 bits at `offset` from the pointer in `from`.
     pub(crate) const fn load_word(to: u8, from: u8, offset: i16) -> Self {
         Self::new(0x61, to | from << 4, offset, 0)
     }
@@ -368,7 +397,7 @@ impl BpfInstruction {
     }
 }
 
-/// What `bpf` takes to load a program, as far as we say anything.
+/// `union bpf_attr` for loading a program, as far as it is used.
 #[repr(C)]
 struct BpfLoad {
     program_type: u32,
@@ -378,7 +407,7 @@ struct BpfLoad {
     rest: [u64; 6],
 }
 
-/// What `bpf` takes to attach one.
+/// `union bpf_attr` for attaching one.
 #[repr(C)]
 struct BpfAttach {
     target: u32,
@@ -387,7 +416,7 @@ struct BpfAttach {
     flags: u32,
 }
 
-/// Has the kernel ask `program` about each device that a process of this group of cgroup v2 opens.
+/// Attaches `program` to this cgroup v2 group: it decides about each device that a process opens.
 pub(crate) fn attach_device_program(
     group: BorrowedFd<'_>,
     program: &[BpfInstruction],

@@ -1,24 +1,28 @@
-//! The host's user numbers that sandboxes run as: a range of its own for each.
+//! Allocator of uid ranges: each sandbox has its own range of host uids.
 //!
 //! The numbers come from 0x7000_0000 on, which distributions leave unassigned. The first slot is
 //! chosen at random and used slots are never given twice, so two servers on one machine rarely
 //! meet; where they do, their sandboxes are still apart by every other namespace.
 //!
-//! A range is its sandbox's for as long as the sandbox's directory exists, which goes last.
+//! A range is its sandbox's for as long as the sandbox's directory exists, which goes last, or its saved state.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// What a sandbox sees as 0 to 65535.
+/// Size of a range: uids 0 to 65535 inside.
 pub(crate) const RANGE: u32 = 65536;
 
 const FIRST: u32 = 0x7000_0000;
 const SLOTS: u32 = 4095;
 
+/// The range behind all of them, which no process but an unpacker ever has: the files of images belong
+/// to it on disk, so none is root's or a user's of the host, and set-user-id bits mean nothing there.
+pub(crate) const LAYERS: u32 = FIRST + SLOTS * RANGE;
+
 /// Which ranges are taken, by their first number: at most [`SLOTS`].
 #[derive(Debug, Default)]
 pub(crate) struct Uids {
-    taken: HashMap<u32, PathBuf>,
+    taken: HashMap<u32, Vec<PathBuf>>,
 }
 
 // === impl Uids ===
@@ -30,14 +34,22 @@ impl Uids {
         let start = random() % SLOTS;
         let base = (0..SLOTS)
             .map(|i| FIRST + (start + i) % SLOTS * RANGE)
-            .find(|base| self.taken.get(base).is_none_or(|dir| !dir.exists()))?;
+            .find(|base| !self.is_taken(*base))?;
+        self.taken.remove(&base);
         self.keep(base, dir.to_owned());
         Some(base)
     }
 
-    /// Marks a range of a sandbox of an earlier server as taken.
+    /// Marks a range as taken as long as `dir` exists: of a sandbox of an earlier server, or its saved state.
     pub(crate) fn keep(&mut self, base: u32, dir: PathBuf) {
-        self.taken.insert(base, dir);
+        let dirs = self.taken.entry(base).or_default();
+        dirs.retain(|other| *other != dir);
+        dirs.push(dir);
+    }
+
+    fn is_taken(&self, base: u32) -> bool {
+        let dirs = self.taken.get(&base);
+        dirs.is_some_and(|dirs| dirs.iter().any(|dir| dir.exists()))
     }
 }
 

@@ -9,11 +9,16 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A new user namespace in which 0 is `base` outside. A process must live in it to make it.
+/// A new user namespace that maps 0 to `base` outside. A process must live in it to make it.
 ///
-/// That process is `base` when it makes it: what the kernel counts per user (inotify, pending
-/// signals, message queues) is then counted for the sandbox's own number, not for the host's root.
+/// That process runs as uid `base` when it makes it: what the kernel counts per user (inotify, pending
+/// signals, message queues) is then charged to the sandbox's own uid, not to the host's root.
 pub(crate) fn user_namespace(base: u32) -> Result<OwnedFd, DriverError> {
+    mapped_namespace(0, base)
+}
+
+/// The same, in which `inside` is `base` outside: a mount with it shows files of `inside` as `base`'s.
+pub(crate) fn mapped_namespace(inside: u32, base: u32) -> Result<OwnedFd, DriverError> {
     let pipe = || {
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(DriverError::step("make", "a pipe"))
@@ -24,7 +29,7 @@ pub(crate) fn user_namespace(base: u32) -> Result<OwnedFd, DriverError> {
             drop((made, say_done));
             if own_user_namespace(base).is_ok() {
                 let _ = rustix::io::write(&say_made, b"1");
-                // Until the parent has opened the namespace.
+                // Waits until the parent has opened the namespace.
                 let _ = rustix::io::read(&done, &mut [0u8; 1]);
             }
             sys::exit_now(0)
@@ -38,7 +43,7 @@ pub(crate) fn user_namespace(base: u32) -> Result<OwnedFd, DriverError> {
                     io::Error::other(hint),
                 ));
             }
-            let map = format!("0 {base} {RANGE}");
+            let map = format!("{inside} {base} {RANGE}");
             for file in ["uid_map", "gid_map"] {
                 let path = format!("/proc/{pid}/{file}");
                 fs::write(&path, &map).map_err(DriverError::step("write", path.as_str()))?;

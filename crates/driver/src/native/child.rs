@@ -1,4 +1,4 @@
-//! What a new sandbox's first process does before it becomes the guest.
+//! The first process of a native sandbox, from fork to exec of the guest.
 //!
 //! Flow: join the control groups · build the file system and enter it · give up devices · wire the
 //! network · leave the server's keyring · enter the user namespace · give up capabilities · Landlock ·
@@ -16,7 +16,7 @@ use crate::local::cgroup::Join;
 use crate::local::cgroup::io::DiskRate;
 use crate::local::rootfs::Rootfs;
 use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps, sys};
-use k8e_egress::wire;
+use k8e_egress::tproxy;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use serde::{Deserialize, Serialize};
@@ -24,35 +24,37 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-/// The kernel's own default.
+/// RLIMIT_MEMLOCK of processes inside: the kernel's default.
 const MEMLOCK_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
 /// Everything about the new sandbox that is plain data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// How it gets into its control groups.
+    /// Control groups to join.
     pub(crate) join: Join,
-    /// Its file system.
+    /// Its root file system.
     pub(crate) rootfs: Rootfs,
-    /// What it may do on disks.
+    /// Disk I/O limits.
     pub(crate) disk_rate: DiskRate,
-    /// Whether there will be a gate.
+    /// Whether a gate will serve its network.
     pub(crate) network: bool,
 }
 
-/// The descriptors that come along.
+/// File descriptors that it needs.
 pub(crate) struct Handles<'a> {
-    /// The guest's program.
+    /// The guest executable.
     pub(crate) guest: &'a OwnedFd,
-    /// Where the guest will listen.
+    /// The guest's listening socket.
     pub(crate) listener: OwnedFd,
     /// The user namespace to enter.
     pub(crate) userns: OwnedFd,
+    /// Shows the owners of an image's files as the sandbox's own; none for the template `host`.
+    pub(crate) layer_owners: Option<OwnedFd>,
     /// Who counts its sockets.
     pub(crate) sockets: &'a Sockets,
 }
 
-/// Becomes the guest, or says why not.
+/// Executes the guest, or returns why not.
 pub(crate) fn become_guest(setup: &Setup, handles: Handles<'_>, filters: &Filters) -> DriverError {
     match prepare(setup, &handles, filters) {
         Ok(()) => {
@@ -68,13 +70,14 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     setup.join.enter()?;
     let (devices, sockets) = (setup.join.devices()?, Count::open(&setup.join)?);
-    setup.rootfs.mount(handles.userns.as_fd())?;
+    let layer_owners = handles.layer_owners.as_ref().map(OwnedFd::as_fd);
+    setup.rootfs.mount(handles.userns.as_fd(), layer_owners)?;
     setup
         .join
         .limit_disks(setup.disk_rate, setup.rootfs.disks())?;
     enter::enter(&setup.rootfs)?;
     devices.restrict(&[])?;
-    // In all of its groups by now: it shall see none of their names.
+    // After it has joined all groups: a cgroup namespace hides their names.
     sys::unshare(UnshareFlags::NEWCGROUP)
         .map_err(DriverError::step("make", "a cgroup namespace"))?;
     network(setup.network)?;
@@ -84,7 +87,7 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     sys::leave_session_keyring().map_err(DriverError::step("leave", "the session keyring"))?;
     limit_resources()?;
     descriptors(handles)?;
-    become_nobody(handles)?;
+    drop_privileges(handles)?;
     confine::landlock()
         .map_err(|error| DriverError::step("apply", "Landlock")(io::Error::other(error)))?;
     filters
@@ -93,12 +96,12 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     handles.sockets.count(&sockets)
 }
 
-/// Leads to the gate and nowhere else. Ports below 1024 are for everybody: root inside has no power
+/// Network with the gate as its only peer. Ports below 1024 need no privilege: root inside has no capability
 /// over this namespace.
 fn network(gate: bool) -> Result<(), DriverError> {
     let wired = match gate {
-        true => wire::shared_kernel(),
-        false => wire::nothing(),
+        true => tproxy::shared_kernel(),
+        false => tproxy::loopback_only(),
     };
     wired.map_err(|error| DriverError::step("wire", "the network")(io::Error::other(error)))?;
     let path = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
@@ -110,7 +113,7 @@ fn limit_resources() -> Result<(), DriverError> {
         .maximum
         .unwrap_or(OPEN_FILES_MAX)
         .min(OPEN_FILES_MAX);
-    // None of these may come from whoever started the server. A core limit of 1, because the kernel
+    // None of these may be inherited from the server. A core limit of 1, because the kernel
     // takes 0 as no limit when cores are piped to a program of the host.
     let limits = [
         (Resource::Nofile, files),
@@ -119,7 +122,7 @@ fn limit_resources() -> Result<(), DriverError> {
         (Resource::Rtprio, 0),
         (Resource::Nice, 0),
     ];
-    // Nobody may have made the server's children hard to kill for memory.
+    // The server's OOM score must not be inherited.
     let _ = fs::write("/proc/self/oom_score_adj", "0");
     for (resource, limit) in limits {
         rustix::process::setrlimit(
@@ -148,14 +151,14 @@ fn descriptors(handles: &Handles<'_>) -> Result<(), DriverError> {
     ] {
         done.map_err(DriverError::step("set", "standard streams"))?;
     }
-    // It may be the very number that the listener gets.
+    // The descriptor may have the number that the listener gets.
     drop(null);
     sys::place_listener(handles.listener.as_fd())
         .map_err(DriverError::step("place", "the listener"))?;
     sys::close_on_exec_from(sys::LISTENER_FD + 1).map_err(DriverError::step("close", "descriptors"))
 }
 
-fn become_nobody(handles: &Handles<'_>) -> Result<(), DriverError> {
+fn drop_privileges(handles: &Handles<'_>) -> Result<(), DriverError> {
     rustix::thread::move_into_link_name_space(
         handles.userns.as_fd(),
         Some(LinkNameSpaceType::User),

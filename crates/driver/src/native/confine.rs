@@ -1,4 +1,4 @@
-//! The last step of a launch: Landlock on top of the namespaces.
+//! Landlock ruleset of a native sandbox, applied last, on top of the namespaces.
 //!
 //! The file system is already the sandbox's own; what Landlock adds holds even if that fails:
 //! no change of the mount tree, no new device nodes, no ioctl on a device outside `/dev`, and no
@@ -9,10 +9,10 @@ use landlock::{
     RulesetAttr as _, RulesetCreatedAttr as _, RulesetError, Scope,
 };
 
-/// The newest rights we name; an older kernel enforces those it knows.
+/// The newest ABI whose rights are used; an older kernel enforces those it knows.
 const RIGHTS: ABI = ABI::V6;
 
-/// Restricts the calling thread and all it will start.
+/// Restricts the calling thread and its future children.
 pub(super) fn landlock() -> Result<(), RulesetError> {
     let all = AccessFs::from_all(RIGHTS);
     let files = all & !(AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
@@ -31,7 +31,7 @@ pub(super) fn landlock() -> Result<(), RulesetError> {
     rules.restrict_self().map(drop)
 }
 
-/// What this kernel does not enforce of it, and what to do.
+/// Rights that this kernel does not enforce, and what to do.
 pub(crate) fn landlock_missing() -> Option<String> {
     let knows = |abi: ABI| {
         Ruleset::default()

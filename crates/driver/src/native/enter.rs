@@ -1,5 +1,5 @@
-//! Makes a mounted file system the `/` of a native sandbox, with devices and a `/proc` that says
-//! little about the machine.
+//! `pivot_root` into a mounted root file system, with `/dev` and a `/proc` that shows
+//! little of the machine.
 
 use crate::DriverError;
 use crate::local::rootfs::{Rootfs, SAFE, attach, clone_mount, make_dir, mount};
@@ -9,10 +9,10 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-/// Of the machine's few thousand terminals, what one sandbox may have.
+/// Limit of PTYs (devpts `max=`) of one sandbox; the machine has a few thousand.
 const TERMINALS_MAX: u32 = 256;
 
-/// Device nodes that are safe for anybody.
+/// Harmless device nodes.
 const DEVICES: [(&str, u32, u32); 6] = [
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -30,7 +30,7 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
     ("ptmx", "pts/ptmx"),
 ];
 
-/// Parts of /proc that tell of or act on the whole machine. Most are the host root's anyway.
+/// Parts of /proc that show or change state of the whole machine. Most need the host's root anyway.
 const HIDDEN_FILES: [&str; 9] = [
     "/proc/kcore",
     "/proc/keys",
@@ -45,7 +45,7 @@ const HIDDEN_FILES: [&str; 9] = [
 const HIDDEN_DIRS: [&str; 3] = ["/proc/acpi", "/proc/scsi", "/proc/fs"];
 const READ_ONLY: [&str; 3] = ["/proc/bus", "/proc/irq", "/proc/sys"];
 
-/// Completes a file system that is mounted and makes it `/`. Nothing of the host is reachable afterwards.
+/// Completes a mounted root file system and makes it `/`. No file of the host is reachable afterwards.
 pub(super) fn enter(rootfs: &Rootfs) -> Result<(), DriverError> {
     mount("proc", "root/proc", "proc", SAFE | MountFlags::NOEXEC, "")?;
     mount_dev(rootfs)?;
@@ -57,7 +57,7 @@ pub(super) fn enter(rootfs: &Rootfs) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Hides and write-protects what /proc shows of the machine. After [`enter`].
+/// Masks and write-protects parts of /proc. After [`enter`].
 pub(super) fn mask_proc() -> Result<(), DriverError> {
     for path in HIDDEN_FILES.iter().filter(|path| Path::new(path).exists()) {
         attach(&clone_mount(Path::new("/dev/null"))?, Path::new(path))?;
@@ -94,7 +94,7 @@ fn mount_dev(rootfs: &Rootfs) -> Result<(), DriverError> {
         MountFlags::NOSUID | MountFlags::NOEXEC,
         &format!("mode=0755,size=64k,uid={base},gid={base}"),
     )?;
-    // Device nodes keep the mode they are made with.
+    // mknod with the final mode; the umask does not apply.
     let umask = rustix::process::umask(Mode::empty());
     for (name, major, minor) in DEVICES {
         let path = dev.join(name);

@@ -1,4 +1,4 @@
-//! How the launcher makes a native sandbox.
+//! Launches a native sandbox in the launcher.
 
 use super::child::{self, Handles, Setup};
 use super::seccomp::Filters;
@@ -10,9 +10,9 @@ use crate::local::launcher::Failure;
 use crate::local::sandboxes::{Prepared, Started};
 use crate::local::sys;
 use crate::{DriverError, SandboxSpec};
-use rustix::fs::{Mode, OFlags};
+use k8e_net::proc_fd::SocketPath;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
@@ -23,16 +23,16 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
 
-/// What confines every native sandbox, whichever it is.
+/// Confinement that is the same for every native sandbox.
 #[derive(Clone, Copy)]
 pub(crate) struct Confinement<'a> {
-    /// The system calls it may make.
+    /// seccomp filters.
     pub(crate) filters: &'a Filters,
-    /// What counts its sockets.
+    /// The process that limits numbers of sockets.
     pub(crate) sockets: &'a Sockets,
 }
 
-/// Makes the first process and waits until it has become the guest.
+/// Forks the first process and waits until it has executed the guest.
 pub(crate) fn start(
     host: &Host,
     spec: &SandboxSpec,
@@ -46,15 +46,17 @@ pub(crate) fn start(
         .map_err(DriverError::step("listen in", dir.display().to_string()))?;
     let setup = Setup {
         join: prepared.cgroup.join(),
-        rootfs: host.rootfs(spec, prepared.disk, prepared.uid_base),
+        rootfs: host.rootfs(spec, prepared.disk, prepared.uid_base)?,
         disk_rate: host.disk_rate(),
         network: host.has_network(),
     };
+    let layer_owners = setup.rootfs.layer_owners()?;
     let forked = birth::fork(NAMESPACES, &setup.join, prepared.uid_base, |userns| {
         let handles = Handles {
             guest,
             listener,
             userns,
+            layer_owners,
             sockets: confinement.sockets,
         };
         Report::Failed(Failure::from(&child::become_guest(
@@ -70,11 +72,10 @@ pub(crate) fn start(
     })
 }
 
-/// Listens in the sandbox's directory, whatever the length of its path.
+/// Binds and listens in the sandbox's directory, however long its path is.
 fn listen(dir: &Path) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::open(dir, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
-    let listener = UnixListener::bind(Path::new(&path).join(Kind::Native.socket()))?;
+    let path = SocketPath::new(&dir.join(Kind::Native.socket()))?;
+    let listener = UnixListener::bind(path)?;
     listener.set_nonblocking(true)?;
     Ok(listener.into())
 }

@@ -1,9 +1,9 @@
-//! Which system calls the sandbox may make.
+//! seccomp filters of native sandboxes: an allow list, a deny list, and rules on arguments.
 //!
-//! Three filters, because one can only give one answer to what it does not let through:
-//! what is known to be dangerous is refused with EPERM, so that a program tells its user so;
-//! everything that is on neither list does not exist (ENOSYS), so that libraries fall back to what does;
-//! and what would only cost others is answered with success and not done.
+//! Three filters, because each has one action for what it does not let through:
+//! dangerous calls are refused with EPERM, so that a program reports it to its user;
+//! calls on neither list do not exist (ENOSYS), so that libraries fall back to others;
+//! and calls that would only cost other sandboxes return success without being made.
 
 use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
@@ -11,7 +11,7 @@ mod arguments;
 mod lists;
 mod tree;
 
-/// The filters, in the order they are installed.
+/// The filters, in the order in which they are installed.
 #[derive(Clone, Debug)]
 pub(crate) struct Filters {
     allowed: BpfProgram,
@@ -22,7 +22,7 @@ pub(crate) struct Filters {
 // === impl Filters ===
 
 impl Filters {
-    /// Compiles them; they do not depend on the sandbox.
+    /// Compiles them; they are the same for every sandbox.
     pub(crate) fn compile() -> Result<Self, BackendError> {
         let known = lists::ALLOWED.iter().chain(lists::REFUSED).copied();
         let mut refused = arguments::refused()?;
@@ -34,7 +34,7 @@ impl Filters {
         })
     }
 
-    /// Installs them on the calling thread, for good. It must have `no_new_privs`.
+    /// Installs them on the calling thread. It must have `no_new_privs`.
     pub(crate) fn install(&self) -> Result<(), seccompiler::Error> {
         for filter in [&self.allowed, &self.refused, &self.pretended] {
             seccompiler::apply_filter(filter)?;
@@ -43,7 +43,7 @@ impl Filters {
     }
 }
 
-/// A filter that answers what its rules match with `errno`, without making the call; 0 is success.
+/// A filter that makes calls that match its rules return `errno`; 0 is success.
 fn answer(rules: arguments::Rules, errno: u32) -> Result<BpfProgram, BackendError> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     let answer = SeccompAction::Errno(errno);

@@ -1,15 +1,15 @@
-//! How many sockets a native sandbox may have.
+//! Limit of the number of sockets of a native sandbox, by seccomp user notification.
 //!
-//! Not all that waits in sockets counts as the sandbox's memory: answers of netlink and datagrams
-//! that are put together do not, on any kernel, and on control groups of version 1 the kernel grants each TCP
+//! Not all socket memory is charged to the sandbox: netlink replies and reassembled datagrams
+//! are not, on any kernel, and on cgroup v1 the kernel grants each TCP
 //! connection some tens of kilobytes whatever the limit is. What one socket holds is bounded; the kernel
-//! has no limit on their number. So seccomp stops each call that makes one, until this process has looked
-//! how many there are and says go on: `socket`, but for Unix sockets, whose buffers are counted; and
-//! `connect`, with which TCP makes another at the other end.
+//! has no limit on their number. So seccomp suspends each call that makes one, until this process has read
+//! how many there are and lets it continue: `socket`, but for Unix sockets, whose buffers are charged; and
+//! `connect`, with which TCP makes another socket at the peer.
 //!
 //! It is one process for all sandboxes of a server, forked from the launcher before the first of them. It
-//! has no capabilities and nothing open but what a sandbox's first process hands over: the descriptor
-//! that seccomp asks on, the kernel's count of the sandbox's sockets, and its memory limit. It outlives its server as
+//! has no capabilities and no open descriptors but those that a sandbox's first process sends: the seccomp
+//! listener, the kernel's count of the sandbox's sockets, and its memory limit. It outlives its server as
 //! sandboxes do, and ends with the last one. If it dies, `socket` fails in the sandboxes that it served.
 
 mod sys;
@@ -27,37 +27,37 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// The least that counts as what the kernel may hold for one socket without counting it as memory: its
-/// own default size of a receive buffer, which this machine may have raised, with what belongs to it.
+/// Lower bound of the memory that the kernel may hold per socket without charging it: the default
+/// size of a receive buffer (this machine may have raised it) and its overhead.
 const SOCKET_BYTES_MIN: u64 = 256 * 1024;
 const RECEIVE_BUFFER: &str = "/proc/sys/net/core/rmem_default";
 
-/// What the smallest sandbox may have. The server's ends of its connections are among them.
+/// Socket limit of the smallest sandbox. The server's ends of its connections are counted too.
 const SOCKETS_MIN: u64 = 512;
 
-/// Where the kernel counts the sockets of a network namespace.
+/// The kernel's socket counters of a network namespace.
 const COUNTED: &str = "/proc/self/net/sockstat";
 
-/// Of such a file, and of one that holds a number.
+/// Bytes read of that file, and of one that holds a number.
 const FILE_BYTES_MAX: usize = 1024;
 
-/// Looked at with each wake-up; more come with the next.
+/// epoll events per wake-up; more come with the next.
 const EVENTS_MAX: usize = 64;
 
-/// The epoll key of the channel; sandboxes have those after it.
+/// epoll key of the channel; those of sandboxes follow.
 const CHANNEL: u64 = 0;
 
-/// The launcher's end.
+/// The launcher's end of the channel to the notification process.
 #[derive(Debug)]
 pub(crate) struct Sockets(Channel);
 
-/// What is needed to count the sockets of a sandbox, opened by its first process.
+/// Files for counting the sockets of a sandbox, opened by its first process.
 pub(crate) struct Count {
     counted: File,
     memory: File,
 }
 
-/// A sandbox, in the process that decides.
+/// A sandbox in the notification process.
 struct Sandbox {
     asks: OwnedFd,
     count: Count,
@@ -67,7 +67,7 @@ struct Sandbox {
 // === impl Sockets ===
 
 impl Sockets {
-    /// Forks the process that decides. The caller must be single-threaded.
+    /// Forks the notification process. The caller must be single-threaded.
     pub(crate) fn start() -> Result<Self, DriverError> {
         let step = || DriverError::step::<io::Error>("start", "the process that counts sockets");
         let (theirs, ours) = Channel::pair().map_err(step())?;
@@ -84,7 +84,7 @@ impl Sockets {
         }
     }
 
-    /// From here on the calling process and its children ask for each socket. Needs `no_new_privs`.
+    /// Installs the filter on the calling process and its children. Needs `no_new_privs`.
     pub(super) fn count(&self, count: &Count) -> Result<(), DriverError> {
         let step = || DriverError::step::<io::Error>("limit", "the number of sockets");
         let asks = sys::ask_for_sockets().map_err(step())?;
@@ -96,9 +96,9 @@ impl Sockets {
 // === impl Count ===
 
 impl Count {
-    /// In the sandbox's network namespace, while the host's file system can be seen.
+    /// In the sandbox's network namespace, while the host's file system is visible.
     pub(super) fn open(join: &Join) -> Result<Self, DriverError> {
-        // Out of the way of the guest's own descriptors.
+        // Above the descriptors that the guest gets.
         let open = |path: &Path| {
             let opened = File::open(path).and_then(|file| local::move_up(file.into()));
             let opened = opened.map(File::from);
@@ -110,7 +110,7 @@ impl Count {
         })
     }
 
-    /// Whether there is room for one more. Threads that ask at the same time may get one each.
+    /// Whether there is room for one more. Concurrent threads may get one each.
     fn has_room(&self, socket_bytes: u64) -> io::Result<bool> {
         let counted = read(&self.counted)?;
         let used = counted
@@ -126,12 +126,12 @@ impl Count {
     }
 }
 
-/// Of a sandbox with so much memory: what sockets hold uncounted is never more than as much again.
+/// Limit for a sandbox with this memory limit: uncharged socket memory is never more than as much again.
 fn sockets_max(memory_bytes: u64, socket_bytes: u64) -> u64 {
     (memory_bytes / socket_bytes).max(SOCKETS_MIN)
 }
 
-/// What the kernel of this machine may hold for one socket.
+/// Memory that this machine's kernel may hold for one socket.
 fn socket_bytes() -> u64 {
     let buffer = fs::read_to_string(RECEIVE_BUFFER).unwrap_or_default();
     let buffer = buffer.trim().parse().unwrap_or(0);
@@ -145,9 +145,9 @@ fn read(file: &File) -> io::Result<String> {
 }
 
 fn give_up_powers() -> io::Result<()> {
-    // Sandboxes that outlive the server need it: others go first.
+    // Sandboxes that outlive the server need it: the OOM killer should choose others first.
     let _ = fs::write("/proc/self/oom_score_adj", "-500");
-    // Neither a Ctrl-C in the server's terminal nor the end of that terminal is for it.
+    // A separate session: no SIGINT or SIGHUP from the server's terminal.
     rustix::process::setsid()?;
     rustix::process::chdir("/")?;
     rustix::thread::set_name(c"k8e-sockets")?;
@@ -161,7 +161,7 @@ fn give_up_powers() -> io::Result<()> {
     Ok(())
 }
 
-/// Until the launcher and all sandboxes are gone.
+/// Serves until the launcher and all sandboxes are gone.
 fn serve(channel: &Channel) -> io::Result<()> {
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     epoll::add(&epoll, channel, EventData::new_u64(CHANNEL), EventFlags::IN)?;
@@ -197,7 +197,7 @@ fn serve(channel: &Channel) -> io::Result<()> {
                     sandbox.answer();
                 }
             } else if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-                // Its last process has ended. Closing is leaving epoll.
+                // Its last process has exited. Closing the descriptor removes it from epoll.
                 sandboxes.remove(&key);
             }
         }
@@ -220,15 +220,15 @@ impl Sandbox {
         })
     }
 
-    /// Lets one call go on, or not.
+    /// Continues or fails one call.
     fn answer(&self) {
-        // Who asked may have been killed before it is asked, or answered.
+        // The caller may be killed before its notification is read, or answered.
         let Ok(call) = sys::next_call(self.asks.as_fd()) else {
             return;
         };
         let refuse = match self.count.has_room(self.socket_bytes) {
             Ok(true) => None,
-            // What cannot be counted is too much.
+            // If the count cannot be read, the call fails.
             Ok(false) | Err(_) => Some(libc::ENOBUFS),
         };
         let _ = sys::answer_call(self.asks.as_fd(), call, refuse);
@@ -268,7 +268,7 @@ mod tests {
         assert!(!room("sockets: used 512\nTCP: inuse 3\n", memory).unwrap());
         room("TCP: inuse 3\n", memory).unwrap_err();
         room("sockets: used 2\n", "").unwrap_err();
-        // The real file has what is looked for.
+        // The real file has the line.
         let counted = File::open(COUNTED).unwrap();
         let memory = open(memory);
         Count { counted, memory }

@@ -1,14 +1,14 @@
-//! What was found out of names, for as long as it holds.
+//! DNS cache of the resolver: a bounded map with expiry.
 
 use k8e_model::egress::HostName;
 use std::collections::{BTreeSet, HashMap};
 use tokio::time::Instant;
 
-/// Names that are kept, of all sandboxes together. What one name takes is bounded too (addresses,
-/// aliases): some 10 MB at the very worst, mostly below one.
+/// Cached names, for all sandboxes together. Memory per name is bounded too (addresses, aliases): some
+/// 10 MB at most, typically below one.
 const NAMES_MAX: usize = 4096;
 
-/// A bounded map of names. The one that would have been forgotten next makes room.
+/// A bounded map of names. When it is full, the entry that expires first is evicted.
 pub(super) struct Cache<T> {
     entries: HashMap<HostName, (T, Instant)>,
     ends: BTreeSet<(Instant, HostName)>,
@@ -24,13 +24,13 @@ impl<T> Default for Cache<T> {
 }
 
 impl<T: Clone> Cache<T> {
-    /// What holds at `now`, and until when.
+    /// The value and its expiry, unless it has expired at `now`.
     pub(super) fn get(&self, name: &HostName, now: Instant) -> Option<(T, Instant)> {
         let (value, end) = self.entries.get(name)?;
         (now < *end).then(|| (value.clone(), *end))
     }
 
-    /// Keeps it until `end`.
+    /// Adds or replaces an entry that expires at `end`.
     pub(super) fn put(&mut self, name: HostName, value: T, end: Instant, now: Instant) {
         self.remove(&name);
         while let Some((first, _)) = self.ends.first() {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_gone() {
+    fn an_expired_entry_is_gone() {
         let mut cache = Cache::default();
         let now = Instant::now();
         let second = Duration::from_secs(1);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_it() {
+    fn a_full_cache_evicts_what_expires_first() {
         let mut cache = Cache::with_room(10);
         let now = Instant::now();
         for number in 0..1000 {

@@ -1,13 +1,13 @@
-//! Messages of anybody's, and what must hold whatever is in them. For the crate `fuzz`.
+//! Fuzz targets for DNS queries and replies: arbitrary bytes, and the invariants of the parsers.
 
-use super::answer::{self, Answer, CHAIN_MAX};
 use super::message::{BadQuery, HEADER_BYTES, QUERY_BYTES_MAX, Query, Transport};
+use super::reply::{self, CHAIN_MAX, Reply};
 use hickory_proto::op::ResponseCode;
 use k8e_model::egress::HostName;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-/// A question of a sandbox's. Returns what became of it.
+/// A query of a sandbox. Returns a summary of the outcome.
 pub fn dns_query(bytes: &[u8]) -> String {
     let query = match Query::parse(bytes) {
         Err(BadQuery::Silence) => return "silence".to_owned(),
@@ -23,38 +23,38 @@ pub fn dns_query(bytes: &[u8]) -> String {
     let addresses: Vec<Ipv4Addr> = (0..32).map(Ipv4Addr::from_bits).collect();
     let replies = [
         query.code(ResponseCode::NXDomain),
-        query.answer(&hosts, &addresses, Duration::MAX),
+        query.reply(&hosts, &addresses, Duration::MAX),
     ];
     for reply in replies {
         for (transport, most) in [(Transport::Udp, 4096), (Transport::Tcp, 65535)] {
             let reply = query.encode(reply.clone(), transport);
-            let reply = reply.expect("what was asked can be answered");
+            let reply = reply.expect("every query can be answered");
             assert!(reply.len() <= most, "{} bytes", reply.len());
             check_reply(&reply, bytes);
         }
     }
     if let Some(host) = &query.host {
-        let question = answer::question(7, host).expect("a host can be asked for");
-        let again = Query::parse(&question).expect("what we ask is a question");
+        let encoded = reply::encode_query(7, host).expect("a host name can be queried");
+        let again = Query::parse(&encoded).expect("what we encode is a query");
         assert_eq!(again.host.as_ref(), Some(host));
     }
     let kind = format!("{:?}", query.kind);
     format!("{} {:.8}", query.host.is_some(), kind)
 }
 
-/// A reply of somebody's to a question of ours. Returns what became of it.
+/// A reply of an upstream to our query. Returns a summary of the outcome.
 pub fn dns_answer(bytes: &[u8]) -> String {
     let host = host("example.com");
-    // Whoever guesses is taken to have guessed right.
+    // As if the sender had guessed the id.
     let id = bytes.first_chunk().map_or(0, |id| u16::from_be_bytes(*id));
-    let records = match answer::read(bytes, id, &host) {
-        Ok(Answer::Records(records)) => records,
+    let records = match reply::read(bytes, id, &host) {
+        Ok(Reply::Records(records)) => records,
         other => return format!("{other:?}"),
     };
-    assert!(records.len() <= bytes.len() / 11, "each has a head");
-    let led = answer::follow(&records, &host, CHAIN_MAX);
+    assert!(records.len() <= bytes.len() / 11, "each has a header");
+    let led = reply::follow(&records, &host, CHAIN_MAX);
     if let Ok(led) = &led {
-        assert!(led.chain.len() <= CHAIN_MAX && led.addresses.len() <= answer::ADDRESSES_MAX);
+        assert!(led.chain.len() <= CHAIN_MAX && led.addresses.len() <= reply::ADDRESSES_MAX);
     }
     let sizes = led.map(|led| (led.chain.len().min(3), led.addresses.len().min(3)));
     match sizes {
@@ -63,7 +63,7 @@ pub fn dns_answer(bytes: &[u8]) -> String {
     }
 }
 
-/// It is a reply, to this, and never taken for a question.
+/// A reply has the id of its query and is never parsed as a query.
 fn check_reply(reply: &[u8], to: &[u8]) {
     assert!(reply.len() >= HEADER_BYTES);
     assert_eq!(reply.get(..2), to.get(..2));
@@ -71,5 +71,5 @@ fn check_reply(reply: &[u8], to: &[u8]) {
 }
 
 fn host(text: &str) -> HostName {
-    HostName::parse(text).expect("a constant is a name")
+    HostName::parse(text).expect("the constant is a valid host name")
 }

@@ -1,8 +1,8 @@
-//! One question of a sandbox, read strictly, and the reply to it.
+//! Strict parser for the DNS queries of a sandbox, and the encoder of replies.
 //!
-//! The sandbox chose every byte. What is not exactly one plain question is answered with an error
-//! code or not at all, and nothing of it but the name and the type goes any further: no option, no
-//! flag and no upper case letter reaches an upstream.
+//! The sandbox chose every byte. A message that is not exactly one plain query gets an error code or
+//! no reply. Only name and type are used: no option, flag or upper case letter reaches an upstream,
+//! where it could carry data out.
 
 use super::name;
 use hickory_proto::op::{Edns, Header, Message, MessageType, OpCode, ResponseCode};
@@ -13,51 +13,51 @@ use k8e_model::egress::HostName;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-/// The largest question that is read. With its options one has 300 bytes; programs that pad theirs
-/// fill 468 at most (RFC 8467).
+/// Largest query, in bytes. One with EDNS options has 300; padded ones have 468 at most (RFC 8467).
 pub(super) const QUERY_BYTES_MAX: usize = 4096;
 
-/// RFC 1035: all that a question or a reply over UDP may have unless the client said otherwise.
+/// Largest query or reply over UDP without EDNS (RFC 1035).
 const PLAIN_BYTES_MAX: usize = 512;
 
-/// The largest reply over UDP, whatever the client says it can take. Few answers have more.
+/// Largest reply over UDP, whatever payload size the client advertises. Few replies are larger.
 const UDP_REPLY_BYTES_MAX: u16 = 4096;
 
-/// The longest a sandbox is told to keep an answer. Always less than the gate itself believes it
-/// ([`super::BELIEVED_FOR`]), so that a program that keeps to what it was told never connects to
-/// an address that the gate has forgotten; and short, so that programs see it when addresses move.
-pub(super) const TOLD_TTL_MAX: Duration = Duration::from_secs(60);
+/// Largest TTL in a reply to a sandbox. Always less than [`super::SENT_REPLY_LIFETIME`], so that a
+/// program that honours TTLs never connects to an address that has expired here; and short, so that
+/// programs notice when addresses change.
+pub(super) const SENT_TTL_MAX: Duration = Duration::from_secs(60);
 
-/// Of a name that is no host's, where each byte can be four characters: as long as a host's.
+/// Characters shown of an invalid name, in which each byte can be escaped as four: the length of the
+/// longest valid name.
 const SHOWN_CHARS_MAX: usize = 253;
 
-/// The head of every message.
+/// Size of the DNS message header.
 pub(super) const HEADER_BYTES: usize = 12;
 
-/// A question that is well formed.
+/// A well-formed query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Query {
-    /// What is asked about; none when that is no name of a host.
+    /// The queried name; none when it is no valid host name.
     pub(super) host: Option<HostName>,
-    /// What is asked for.
+    /// The queried record type.
     pub(super) kind: RecordType,
     name: Name,
     id: u16,
     recursion_desired: bool,
-    /// What the client takes over UDP, if it said so.
+    /// The UDP payload size that the client advertises with EDNS.
     payload: Option<u16>,
 }
 
-/// Why bytes are no [`Query`].
+/// Why a message is not accepted as a [`Query`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum BadQuery {
-    /// Not even a question: a reply to it could be a reply to a reply, without end.
+    /// Not a query at all. It gets no reply, which could cause a reply in turn, without end.
     Silence,
-    /// The sender is told.
+    /// Malformed or not supported: this error reply is sent.
     Reply(Vec<u8>),
 }
 
-/// How a reply travels.
+/// The transport of a query and its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
     Udp,
@@ -67,7 +67,7 @@ pub(super) enum Transport {
 // === impl Query ===
 
 impl Query {
-    /// Reads a whole message.
+    /// Parses a whole message.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, BadQuery> {
         let mut decoder = BinDecoder::new(bytes);
         let Ok(header) = Header::read(&mut decoder) else {
@@ -82,7 +82,7 @@ impl Query {
         read(bytes, &header, &mut decoder).map_err(|code| error(&header, code))
     }
 
-    /// The name as it was asked, for people: what is odd in it is escaped.
+    /// The queried name for the flow log: an invalid one is escaped.
     pub(super) fn shown(&self) -> String {
         match &self.host {
             Some(host) => host.to_string(),
@@ -107,14 +107,14 @@ impl Query {
         reply
     }
 
-    /// A reply that leads from the name over `chain` to the addresses.
-    pub(super) fn answer(
+    /// A reply with a CNAME chain from the name over `chain`, and A records at its end.
+    pub(super) fn reply(
         &self,
         chain: &[HostName],
         addresses: &[Ipv4Addr],
         ttl: Duration,
     ) -> Message {
-        let ttl = ttl.min(TOLD_TTL_MAX).as_secs();
+        let ttl = ttl.min(SENT_TTL_MAX).as_secs();
         let ttl = u32::try_from(ttl).unwrap_or(0);
         let mut reply = self.code(ResponseCode::NoError);
         let mut owner = self.name.clone();
@@ -131,7 +131,8 @@ impl Query {
         reply
     }
 
-    /// The reply as bytes. What does not fit is left out, and the client told to ask over TCP.
+    /// Encodes the reply. Records that do not fit are left out and TC is set, so the client retries
+    /// over TCP.
     pub(super) fn encode(&self, mut reply: Message, transport: Transport) -> Option<Vec<u8>> {
         let limit = match transport {
             Transport::Udp => self.udp_reply_bytes_max(),
@@ -142,7 +143,7 @@ impl Query {
             if bytes.len() <= limit {
                 return Some(bytes);
             }
-            // Addresses come last. Those that fit are of use to clients that never ask over TCP.
+            // A records come last. Those that fit help clients that never retry over TCP.
             reply.metadata.truncation = true;
             let each = bytes.len().checked_div(reply.answers.len())?;
             let out = (bytes.len() - limit).div_ceil(each);
@@ -152,8 +153,8 @@ impl Query {
     }
 
     fn udp_reply_bytes_max(&self) -> usize {
-        let said = self.payload.map_or(PLAIN_BYTES_MAX, usize::from);
-        said.clamp(PLAIN_BYTES_MAX, usize::from(UDP_REPLY_BYTES_MAX))
+        let advertised = self.payload.map_or(PLAIN_BYTES_MAX, usize::from);
+        advertised.clamp(PLAIN_BYTES_MAX, usize::from(UDP_REPLY_BYTES_MAX))
     }
 }
 
@@ -169,7 +170,7 @@ fn read(
         return Err(ResponseCode::FormErr);
     }
     let name = Name::read(decoder).map_err(malformed)?;
-    // There is nothing yet that a name could point to.
+    // No compression: there is nothing before the name that it could point to.
     let spelled_out = name.iter().map(|label| label.len() + 1).sum::<usize>() + 1;
     if decoder.index() != HEADER_BYTES + spelled_out {
         return Err(ResponseCode::FormErr);
@@ -196,8 +197,8 @@ fn read(
     })
 }
 
-/// Reads the one additional record that a question may have: OPT (RFC 6891). Of what is in it only
-/// the size counts. Not with hickory's own reader, which writes to our log what it does not like.
+/// Parses the one additional record that a query may have: OPT (RFC 6891). Only the payload size is
+/// used. Not by hickory's own parser, which logs what is malformed.
 fn read_options(decoder: &mut BinDecoder<'_>) -> Result<u16, ResponseCode> {
     let malformed = |_: DecodeError| ResponseCode::FormErr;
     let owner = Name::read(decoder).map_err(malformed)?;
@@ -217,7 +218,7 @@ fn read_options(decoder: &mut BinDecoder<'_>) -> Result<u16, ResponseCode> {
     }
 }
 
-/// A reply to what could not be read: no question, since there may be none.
+/// An error reply without a question section, since the query may have none.
 fn error(header: &Header, code: ResponseCode) -> BadQuery {
     let mut reply = Message::error_msg(header.id, header.op_code, code);
     reply.metadata.recursion_desired = header.recursion_desired;

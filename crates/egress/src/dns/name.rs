@@ -1,10 +1,10 @@
-//! Names as messages carry them, and as rules compare them.
+//! Conversion between DNS names (labels of bytes) and [`HostName`], which rules are compared with.
 
 use hickory_proto::rr::Name;
 use k8e_model::egress::HostName;
 
-/// The name that rules know. None when it is no host's: the root, other characters than host names
-/// have (a dot *inside* a label among them, which would read as another name), or a number.
+/// The host name. None for the root, for characters that host names do not have (such as a dot *inside*
+/// a label, which would read as another name), and for an address.
 pub(super) fn to_host(name: &Name) -> Option<HostName> {
     let mut text = String::with_capacity(name.len());
     for label in name.iter() {
@@ -20,7 +20,7 @@ pub(super) fn to_host(name: &Name) -> Option<HostName> {
     HostName::parse(&text).ok()
 }
 
-/// The name as a message carries it: lower case, as a [`HostName`] is.
+/// The DNS name, in lower case as a [`HostName`] is.
 pub(super) fn from_host(host: &HostName) -> Name {
     let labels = host.as_str().split('.').map(str::as_bytes);
     Name::from_labels(labels).expect("a host name keeps the bounds of a name in DNS")
@@ -32,7 +32,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_name_is_the_same_both_ways() {
+    fn host_names_round_trip() {
         for text in [
             "example.com",
             "_a-b.c.example",
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_name_there_is() {
+    fn the_longest_host_name_round_trips() {
         let label = "a".repeat(63);
         let text = format!("{label}.{label}.{label}.{}", "b".repeat(61));
         assert_eq!(text.len(), 253);
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_has_no_name() {
+    fn invalid_host_names_are_rejected() {
         let odd: &[&[&[u8]]] = &[
             &[],
             &[b"a.b", b"com"],

@@ -1,12 +1,12 @@
-//! Names to addresses, for all sandboxes: asks the upstreams, follows aliases, remembers.
+//! Caching stub resolver for all sandboxes: queries upstreams, follows CNAMEs, caches.
 //!
-//! Nothing of who asks gets here: a name in its one spelling comes in, and only its addresses (A)
-//! are ever asked for. Whether a name may be asked for, and what of the answer may be told, is
-//! decided in [`super::look_up()`].
+//! Nothing about the client gets here: its input is a lower case name, and it queries A records only.
+//! Whether a name may be resolved, and which addresses may be returned, is decided in
+//! [`super::lookup()`].
 
-use super::answer::{self, Answer, CHAIN_MAX, Record};
-use super::exchange;
-use super::flights::{Begin, Flights, Lookup};
+use super::reply::{self, CHAIN_MAX, Record, Reply};
+use super::single_flight::{Begin, Lookup, SingleFlight};
+use super::upstream;
 use k8e_model::egress::HostName;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,36 +16,36 @@ use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-/// An answer is kept at least this long, also one with a TTL of 0: between a question and the
-/// connection that follows it, which is checked against the same name, nothing may change.
+/// Minimum cache time, even for a TTL of 0: the connection that follows a query is checked against
+/// the same resolution.
 pub(super) const TTL_MIN: Duration = Duration::from_secs(5);
 
-/// And at most this long: who moves a service expects the world to follow within minutes.
+/// Maximum cache time: operators who move a service expect clients to follow within minutes.
 pub(super) const TTL_MAX: Duration = Duration::from_secs(300);
 
-/// How long a name has no address. Short: it may just have been made.
+/// Negative cache time (NXDOMAIN, no A record). Short: the name may just have been created.
 const NEGATIVE_TTL: Duration = Duration::from_secs(5);
 
-/// How long nobody asks again after all upstreams failed. Clients repeat at once, several times.
+/// Cache time of a failure of all upstreams. Clients retry at once, several times.
 const FAILED_TTL: Duration = Duration::from_secs(1);
 
-/// Lookups at the same time, of all sandboxes together; each has a socket. One sandbox has
-/// [`super::questions::LOOKUPS_MAX`] of them at most.
+/// Concurrent lookups of all sandboxes together; each uses a socket. One sandbox may have
+/// [`super::query_limits::LOOKUPS_MAX`] of them.
 const LOOKUPS_MAX: usize = 512;
 
-/// Tries for one question, over all upstreams.
+/// Minimum number of attempts for one query, over all upstreams.
 const TRIES_MIN: usize = 3;
 
-/// How long things may take.
+/// Timeouts of a lookup.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// One question to one upstream. Three of them fit the whole.
+    /// Per attempt: one query to one upstream. Three of them fit the total.
     pub(super) once: Duration,
-    /// All of a lookup. Clients give up after 5 seconds: before that they are told.
+    /// Total of a lookup. Less than the 5 seconds after which clients give up.
     pub(super) whole: Duration,
 }
 
-/// The server's resolver. Cheap to clone.
+/// The resolver of the server. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Resolver {
     shared: Arc<Shared>,
@@ -54,41 +54,41 @@ pub(crate) struct Resolver {
 /// The addresses of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Resolved {
-    /// The aliases after the asked name; the last has the addresses.
+    /// The CNAME chain after the queried name; the last has the addresses.
     pub(crate) names: Vec<HostName>,
-    /// At least one.
+    /// At least one, at most [`reply::ADDRESSES_MAX`].
     pub(crate) addresses: Vec<Ipv4Addr>,
-    /// How long that holds, from now.
+    /// Remaining time to live.
     pub(crate) ttl: Duration,
 }
 
 /// Why a name has no addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum ResolveError {
-    /// The upstreams say so.
+    /// NXDOMAIN.
     #[error("there is no such name")]
     NoName,
-    /// It exists, without an IPv4 address.
+    /// The name exists, without an A record.
     #[error("the name has no IPv4 address")]
     NoAddress,
-    /// Its aliases have no end, or not one at a host.
+    /// The CNAME chain is too long, a loop, or ends at an invalid host name.
     #[error("the name's aliases lead to no host")]
-    LeadsNowhere,
-    /// No upstream answered in time.
+    BadAliasChain,
+    /// No upstream replied in time.
     #[error("no upstream resolver answered")]
     Failed,
 }
 
-/// How a lookup ended; the TTL is as of then.
+/// Result of a lookup; the TTL counts from its end.
 type Outcome = Result<Arc<Resolved>, ResolveError>;
 
 struct Shared {
     upstreams: Vec<SocketAddr>,
-    /// The one that answered last: the first that is asked.
+    /// Index of the upstream that replied last: it is queried first.
     first: AtomicUsize,
     timing: Timing,
     lookups: Arc<Semaphore>,
-    flights: Arc<Flights<Outcome>>,
+    single_flight: Arc<SingleFlight<Outcome>>,
 }
 
 // === impl Timing ===
@@ -105,7 +105,7 @@ impl Default for Timing {
 // === impl Resolver ===
 
 impl Resolver {
-    /// One that asks these, in this order.
+    /// A resolver with these upstreams, in order of preference, and an empty cache.
     pub(crate) fn new(upstreams: Vec<SocketAddr>) -> Self {
         Self::with_timing(upstreams, Timing::default())
     }
@@ -116,17 +116,17 @@ impl Resolver {
             first: AtomicUsize::new(0),
             timing,
             lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)),
-            flights: Arc::default(),
+            single_flight: Arc::default(),
         };
         Self {
             shared: Arc::new(shared),
         }
     }
 
-    /// The addresses of a name: what is known already, or what an upstream says now.
+    /// The addresses of a name, from the cache or from an upstream.
     ///
-    /// Whoever asks for a name that is being asked for gets that answer. Dropping this loses
-    /// nothing: the lookup goes on for those who come next.
+    /// Concurrent calls for one name share a lookup. Dropping the future does not cancel it: it goes on
+    /// in a task and fills the cache.
     pub(crate) async fn resolve(&self, name: &HostName) -> Result<Resolved, ResolveError> {
         if let Some(known) = self.known(name) {
             return known;
@@ -136,10 +136,10 @@ impl Resolver {
         Ok(Resolved::clone(&resolved))
     }
 
-    /// What is known already.
+    /// The cached resolution.
     pub(super) fn known(&self, name: &HostName) -> Option<Result<Resolved, ResolveError>> {
         let now = Instant::now();
-        let (outcome, end) = self.shared.flights.known(name, now)?;
+        let (outcome, end) = self.shared.single_flight.known(name, now)?;
         Some(outcome.map(|resolved| Resolved {
             ttl: end.duration_since(now),
             ..Resolved::clone(&resolved)
@@ -147,14 +147,14 @@ impl Resolver {
     }
 
     async fn look(&self, name: &HostName) -> Outcome {
-        let flights = &self.shared.flights;
-        let flight = match flights.flying(name) {
+        let single_flight = &self.shared.single_flight;
+        let flight = match single_flight.flying(name) {
             Some(flight) => flight,
             None => {
-                // Waiting in turn here, and not in a task, bounds the tasks.
+                // Waiting for the permit here, and not in a task, bounds the number of tasks.
                 let permit = Arc::clone(&self.shared.lookups).acquire_owned().await;
                 let permit = permit.map_err(|_| ResolveError::Failed)?;
-                match flights.begin(name) {
+                match single_flight.begin(name) {
                     Begin::Known(outcome) => return outcome,
                     Begin::Wait(flight) => flight,
                     Begin::Mine(lookup, flight) => {
@@ -177,23 +177,23 @@ impl Shared {
         let ttl = match &outcome {
             Ok(resolved) => resolved.ttl,
             Err(ResolveError::Failed) => FAILED_TTL,
-            Err(ResolveError::NoName | ResolveError::NoAddress | ResolveError::LeadsNowhere) => {
+            Err(ResolveError::NoName | ResolveError::NoAddress | ResolveError::BadAliasChain) => {
                 NEGATIVE_TTL
             }
         };
         lookup.end(outcome, ttl);
     }
 
-    /// From the name to its addresses, over as many questions as that takes.
+    /// Follows the CNAME chain to its addresses, with as many queries as that takes.
     async fn walk(&self, name: &HostName) -> Result<Resolved, ResolveError> {
         let mut names: Vec<HostName> = Vec::new();
         let mut ttl = u32::MAX;
-        // Each question takes one step at least, or is the last.
+        // Each query extends the chain by at least one name, or is the last.
         loop {
-            let records = self.ask(names.last().unwrap_or(name)).await?;
+            let records = self.query(names.last().unwrap_or(name)).await?;
             let steps = CHAIN_MAX - names.len();
-            let led = answer::follow(&records, names.last().unwrap_or(name), steps)
-                .map_err(|_| ResolveError::LeadsNowhere)?;
+            let led = reply::follow(&records, names.last().unwrap_or(name), steps)
+                .map_err(|_| ResolveError::BadAliasChain)?;
             ttl = ttl.min(led.ttl);
             let end = led.chain.is_empty();
             names.extend(led.chain);
@@ -210,8 +210,8 @@ impl Shared {
         }
     }
 
-    /// Asks one upstream after the other, from the one that answered last.
-    async fn ask(&self, name: &HostName) -> Result<Vec<Record>, ResolveError> {
+    /// Queries one upstream after the other, starting with the one that replied last.
+    async fn query(&self, name: &HostName) -> Result<Vec<Record>, ResolveError> {
         let count = self.upstreams.len();
         let first = self.first.load(Ordering::Relaxed);
         let tries = match count {
@@ -220,17 +220,17 @@ impl Shared {
         };
         for at in (first..).take(tries).map(|at| at % count) {
             let upstream = self.upstreams[at];
-            match timeout(self.timing.once, exchange::ask(upstream, name)).await {
-                Ok(Ok(Answer::Records(records))) => {
+            match timeout(self.timing.once, upstream::query(upstream, name)).await {
+                Ok(Ok(Reply::Records(records))) => {
                     self.first.store(at, Ordering::Relaxed);
                     return Ok(records);
                 }
-                Ok(Ok(Answer::NoName)) => {
+                Ok(Ok(Reply::NoName)) => {
                     self.first.store(at, Ordering::Relaxed);
                     return Err(ResolveError::NoName);
                 }
-                Ok(Ok(Answer::Failed | Answer::Truncated)) | Err(_) => {}
-                Ok(Err(error)) => tracing::debug!(%upstream, %error, "no answer to a DNS question"),
+                Ok(Ok(Reply::Failed | Reply::Truncated)) | Err(_) => {}
+                Ok(Err(error)) => tracing::debug!(%upstream, %error, "upstream DNS query failed"),
             }
         }
         Err(ResolveError::Failed)

@@ -1,11 +1,11 @@
-//! The sandbox's resolver as a client sees it: real sockets, and an upstream on loopback.
+//! The DNS server of a sandbox over real sockets, with an upstream on loopback.
 
 mod limits;
 
-use super::scripted::{Act, Upstream, a, cname, many, question};
+use super::test_upstream::{Act, Upstream, a, cname, many, question};
 use super::{Resolver, serve_tcp, serve_udp};
-use crate::descriptors::Budget;
-use crate::ward::{Limits, Policy, Ward};
+use crate::fd_budget::Budget;
+use crate::sandbox_net::{Limits, Policy, SandboxNet};
 use hickory_proto::op::{Edns, Message, ResponseCode};
 use hickory_proto::rr::RecordType;
 use k8e_model::egress::{DenyList, DenyReason, EgressPolicy, Flow, FlowProtocol, HostName};
@@ -17,12 +17,12 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Longer than anything here takes.
+/// Deadline of everything in these tests.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A sandbox's resolver on loopback, and a client of it.
+/// The DNS server of a sandbox on loopback, and a client socket.
 struct Served {
-    ward: Arc<Ward>,
+    sandbox: Arc<SandboxNet>,
     client: UdpSocket,
     tcp: SocketAddr,
     _tasks: JoinSet<()>,
@@ -35,18 +35,18 @@ impl Served {
             connections: 8,
             bandwidth: None,
         };
-        let ward = Arc::new(Ward::new(resolver, limits, Arc::new(Budget::new(64))));
-        ward.set_policy(policy(allow, deny));
+        let sandbox = Arc::new(SandboxNet::new(resolver, limits, Arc::new(Budget::new(64))));
+        sandbox.set_policy(policy(allow, deny));
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let tcp = listener.local_addr().unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         client.connect(udp.local_addr().unwrap()).await.unwrap();
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve_udp(Arc::clone(&ward), udp));
-        tasks.spawn(serve_tcp(Arc::clone(&ward), listener));
+        tasks.spawn(serve_udp(Arc::clone(&sandbox), udp));
+        tasks.spawn(serve_tcp(Arc::clone(&sandbox), listener));
         Self {
-            ward,
+            sandbox,
             client,
             tcp,
             _tasks: tasks,
@@ -71,7 +71,7 @@ impl Served {
         reply
     }
 
-    /// The code, and the records without their TTLs.
+    /// Response code, and the records without their TTLs.
     async fn ask_a(&self, name: &str) -> (ResponseCode, Vec<String>) {
         let reply = self.ask(name, RecordType::A).await;
         let records = reply.answers.iter();
@@ -80,7 +80,7 @@ impl Served {
     }
 
     async fn flows(&self) -> Vec<Flow> {
-        let mut stream = self.ward.journal().read(false);
+        let mut stream = self.sandbox.flow_log().read(false);
         let mut flows = Vec::new();
         while let Some(flow) = stream.next().await {
             assert_eq!(flow.protocol, FlowProtocol::Dns);
@@ -89,7 +89,7 @@ impl Served {
         flows
     }
 
-    /// Names and reasons of what was denied.
+    /// Names and reasons of the denied flows.
     async fn denied(&self) -> Vec<(String, DenyReason)> {
         let flows = self.flows().await.into_iter();
         let named = flows.map(|flow| (flow.name.unwrap_or_default(), flow.reason.unwrap()));
@@ -98,7 +98,9 @@ impl Served {
 
     fn has(&self, name: &str, address: &str) -> bool {
         let name = HostName::parse(name).unwrap();
-        self.ward.answers().has(&name, address.parse().unwrap())
+        self.sandbox
+            .sent_replies()
+            .contains(&name, address.parse().unwrap())
     }
 }
 
@@ -124,7 +126,7 @@ async fn ask_tcp(stream: &mut TcpStream, message: &Message) -> Message {
     Message::from_vec(&reply).unwrap()
 }
 
-/// Whether the other side closes, without a word.
+/// Whether the server closes the connection without sending anything.
 async fn closes(stream: &mut TcpStream) -> bool {
     let read = timeout(PATIENCE, stream.read_u8()).await;
     read.expect("an end in time").is_err()
@@ -135,7 +137,7 @@ fn refused() -> (ResponseCode, Vec<String>) {
 }
 
 #[tokio::test]
-async fn an_allowed_name_is_told_and_known() {
+async fn an_allowed_name_is_resolved_and_recorded() {
     let upstream = Upstream::with(vec![
         cname("a.example", 3600, "cdn.example"),
         a("cdn.example", 3600, "8.8.8.8"),
@@ -159,7 +161,7 @@ async fn an_allowed_name_is_told_and_known() {
 }
 
 #[tokio::test]
-async fn other_names_are_refused_and_go_nowhere() {
+async fn other_names_are_refused_without_an_upstream_query() {
     let upstream = Upstream::with(vec![]).await;
     let served = Served::start(&upstream, &["a.example", "*.b.example"], &["x.b.example"]).await;
     let names = [
@@ -193,7 +195,7 @@ async fn other_names_are_refused_and_go_nowhere() {
 }
 
 #[tokio::test]
-async fn other_types_of_allowed_names_are_empty_and_go_nowhere() {
+async fn other_record_types_are_empty_without_an_upstream_query() {
     let upstream = Upstream::with(vec![]).await;
     let served = Served::start(&upstream, &["a.example"], &[]).await;
     let kinds = [
@@ -215,7 +217,7 @@ async fn other_types_of_allowed_names_are_empty_and_go_nowhere() {
 }
 
 #[tokio::test]
-async fn an_alias_that_is_denied() {
+async fn a_denied_cname_denies_the_name() {
     let upstream = Upstream::with(vec![
         cname("a.example", 60, "x.bad.example"),
         cname("x.bad.example", 60, "cdn.example"),
@@ -232,7 +234,7 @@ async fn an_alias_that_is_denied() {
 }
 
 #[tokio::test]
-async fn private_answers_are_taken_out_unless_covered() {
+async fn private_addresses_are_removed_unless_a_rule_covers_them() {
     let inside = [
         "127.0.0.1",
         "169.254.169.254",
@@ -258,7 +260,7 @@ async fn private_answers_are_taken_out_unless_covered() {
 }
 
 #[tokio::test]
-async fn a_name_that_moves_inside() {
+async fn dns_rebinding_to_a_private_address_is_denied() {
     let upstream = Upstream::start(|asked| {
         let address = ["8.8.8.8", "127.0.0.1", "10.0.0.1"][asked.number];
         vec![asked.records(vec![a("a.example", 0, address)])]
@@ -266,7 +268,7 @@ async fn a_name_that_moves_inside() {
     .await;
     let served = Served::start(&upstream, &["a.example"], &[]).await;
     assert_eq!(served.ask_a("a.example.").await.1, ["a.example. 8.8.8.8"]);
-    // A TTL of 0 is not one here: the second answer of a rebinding attack is the first again.
+    // A TTL of 0 is raised to the minimum: within it, a rebinding attack gets the first reply again.
     assert_eq!(served.ask_a("a.example.").await.1, ["a.example. 8.8.8.8"]);
     for reason in [DenyReason::ThisMachine, DenyReason::PrivateAddress] {
         tokio::time::pause();
@@ -281,7 +283,7 @@ async fn a_name_that_moves_inside() {
 }
 
 #[tokio::test]
-async fn a_policy_that_changes_while_an_upstream_takes_its_time() {
+async fn a_policy_change_during_a_lookup_counts() {
     let upstream = Upstream::start(|asked| {
         let records = vec![a("a.example", 60, "8.8.8.8")];
         vec![
@@ -295,13 +297,13 @@ async fn a_policy_that_changes_while_an_upstream_takes_its_time() {
     while upstream.asked().is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    served.ward.set_policy(policy(&["none"], &[]));
+    served.sandbox.set_policy(policy(&["none"], &[]));
     assert_eq!(served.receive().await.response_code, ResponseCode::Refused);
     assert!(!served.has("a.example", "8.8.8.8"));
 }
 
 #[tokio::test]
-async fn what_was_told_is_forgotten_when_somebody_denies_more() {
+async fn a_change_of_the_deny_list_clears_sent_replies() {
     let upstream = Upstream::with(vec![
         cname("a.example", 60, "x.bad.example"),
         a("x.bad.example", 60, "8.8.8.8"),
@@ -310,18 +312,18 @@ async fn what_was_told_is_forgotten_when_somebody_denies_more() {
     let served = Served::start(&upstream, &["a.example"], &[]).await;
     assert_eq!(served.ask_a("a.example.").await.1.len(), 2);
     served
-        .ward
+        .sandbox
         .set_policy(policy(&["a.example", "b.example"], &[]));
     assert!(served.has("a.example", "8.8.8.8"));
     served
-        .ward
+        .sandbox
         .set_policy(policy(&["a.example"], &["*.bad.example"]));
     assert!(!served.has("a.example", "8.8.8.8"));
     assert_eq!(served.ask_a("a.example.").await, refused());
 }
 
 #[tokio::test]
-async fn what_upstreams_say_is_told() {
+async fn upstream_errors_are_returned() {
     let upstream = Upstream::start(|asked| match asked.name.as_str() {
         "no.example." => vec![asked.code(ResponseCode::NXDomain)],
         "bad.example." => vec![asked.code(ResponseCode::ServFail)],
@@ -346,7 +348,7 @@ async fn what_upstreams_say_is_told() {
 }
 
 #[tokio::test]
-async fn a_long_answer_is_for_tcp_or_for_who_takes_it() {
+async fn a_long_reply_is_truncated_over_udp_unless_edns_allows_it() {
     let upstream = Upstream::start(|asked| match asked.tcp {
         false => vec![asked.truncated()],
         true => vec![asked.records(many("a.example", 500))],

@@ -1,6 +1,6 @@
-//! Reads big-endian numbers and vectors from bytes that may be anything.
+//! Bounds-checked reader for the big-endian numbers and length-prefixed vectors of TLS.
 
-/// What is left of some bytes. Every read that asks for more than there is gives nothing.
+/// The unread rest of a message. A read beyond its end returns none.
 pub(super) struct Cursor<'a>(&'a [u8]);
 
 // === impl Cursor ===
@@ -14,7 +14,7 @@ impl<'a> Cursor<'a> {
         self.0.is_empty()
     }
 
-    /// That nothing is left.
+    /// None unless all bytes are read.
     pub(super) fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
@@ -32,13 +32,13 @@ impl<'a> Cursor<'a> {
         Some(u16::from_be_bytes(bytes.try_into().ok()?))
     }
 
-    /// Bytes after their number in one byte.
+    /// A vector with a length prefix of one byte.
     pub(super) fn vector_u8(&mut self) -> Option<&'a [u8]> {
         let length = self.u8()?;
         self.bytes(usize::from(length))
     }
 
-    /// Bytes after their number in two bytes.
+    /// A vector with a length prefix of two bytes.
     pub(super) fn vector_u16(&mut self) -> Option<&'a [u8]> {
         let length = self.u16()?;
         self.bytes(usize::from(length))

@@ -1,13 +1,17 @@
-//! First words of anybody's, and what must hold whatever they are. For the crate `fuzz`.
+//! Fuzz target for the ClientHello parser: arbitrary bytes, and its invariants.
 
-use super::hello::{HELLO_BYTES_MAX, Hello, HelloReader, NoHello};
+use super::client_hello::{ClientHello, ClientHelloError, ClientHelloReader, HELLO_BYTES_MAX};
 
 pub use super::http::fuzzing::http_head;
 
-/// Bytes that come first on a connection. Returns what became of them.
+/// The first bytes of a connection. Returns a summary of the outcome.
 pub fn client_hello(bytes: &[u8]) -> String {
     let whole = read(bytes, bytes.len().max(1));
-    assert_eq!(read(bytes, 1 + bytes.len() % 5), whole, "however it is cut");
+    assert_eq!(
+        read(bytes, 1 + bytes.len() % 5),
+        whole,
+        "the result depends on how it is split"
+    );
     let (hello, taken) = match whole {
         Ok((hello, taken)) => (hello, taken),
         Err(no) => return format!("{no:?}"),
@@ -16,9 +20,9 @@ pub fn client_hello(bytes: &[u8]) -> String {
     let Some(hello) = hello else {
         return "more".to_owned();
     };
-    // What follows does not change what was read.
+    // Bytes after the ClientHello do not change the result.
     let (_, longer) = (0, [&bytes[..taken], b"\x17\x03\x03\x00\x01x"].concat());
-    let again = read(&longer, longer.len()).expect("it is the same hello");
+    let again = read(&longer, longer.len()).expect("it is the same ClientHello");
     assert_eq!(again, (Some(hello.clone()), taken));
     format!(
         "name {} encrypted {}",
@@ -27,8 +31,8 @@ pub fn client_hello(bytes: &[u8]) -> String {
     )
 }
 
-fn read(bytes: &[u8], each: usize) -> Result<(Option<Hello>, usize), NoHello> {
-    let mut reader = HelloReader::default();
+fn read(bytes: &[u8], each: usize) -> Result<(Option<ClientHello>, usize), ClientHelloError> {
+    let mut reader = ClientHelloReader::default();
     for piece in bytes.chunks(each) {
         if let Some(hello) = reader.take(piece)? {
             return Ok((Some(hello), reader.taken()));

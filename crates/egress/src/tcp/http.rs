@@ -1,86 +1,85 @@
-//! Port 80: the name is the `Host` of every request.
+//! HTTP/1 proxy on port 80: each request is checked by its `Host`.
 //!
-//! A connection can carry many requests, each for another name. So requests are read and written
-//! anew: where one ends and the next begins is what hyper reads, not what some server might make of
-//! the same bytes, and nothing can hide between two of them.
+//! A connection can carry many requests, each for another host. So requests are parsed and written
+//! again by hyper: where one ends and the next begins is decided here and not by the server, which
+//! prevents request smuggling.
 
 pub(super) mod fuzzing;
 mod head;
-mod shared;
-mod talk;
+mod metered_io;
+mod proxy;
 
-use super::check::Denial;
-use super::relay::{self, End, Side};
+use super::connection::Connection;
+use super::policy_check::Denial;
+use super::relay::{self, End, Endpoint};
 use super::socket;
-use super::visit::Visit;
-use crate::ward::Policy;
+use crate::sandbox_net::Policy;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use k8e_model::egress::DenyReason;
-use shared::Shared;
+use metered_io::MeteredIo;
+use proxy::{Driver, HttpProxy};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use talk::{Driver, Talk};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-/// Of a request's head. Servers take 8 to 64 KiB.
+/// Largest head of a request, in bytes. Servers accept 8 to 64 KiB.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 
-/// For the next request to begin and its head to end. As long as servers keep a connection that
-/// nobody uses.
+/// Timeout from the end of one request to the end of the next head: keep-alive time of common servers.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// How long, and for how many bytes, a client that was refused is listened to: who is still sending
-/// when we close would be reset, and never see why.
+/// How long, and for how many bytes, a client is read after a 403 (lingering close): one that is still
+/// sending when the socket closes would be reset and never see the response.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 1024 * 1024;
 
-/// A client that has said all and gets no answer is taken for gone after this long, at most twice
-/// this long: closing and half-closing look the same, and most that close have given up.
+/// A client that has half-closed and gets no response is taken for gone after this long (at most twice
+/// this long): close and half-close look the same, and most clients that close have given up.
 const ABANDONED_AFTER: Duration = Duration::from_secs(30);
 
-/// Checks and carries each request, until either side has enough.
+/// Checks and forwards each request, until a peer closes.
 pub(super) async fn handle(
-    visit: &Visit,
+    conn: &Connection,
     client: &Arc<TcpStream>,
     changes: &mut watch::Receiver<Arc<Policy>>,
 ) -> Result<End, Denial> {
     let (drivers, new_drivers) = mpsc::channel(1);
-    let talk = Arc::new(Talk::new(visit.clone(), drivers));
-    let pass = || talk.state().pass.clone();
+    let proxy = Arc::new(HttpProxy::new(conn.clone(), drivers));
+    let grant = || proxy.state().grant.clone();
     tokio::select! {
         biased;
-        denial = visit.revoked(changes, pass) => Err(denial),
-        end = carry(visit, client, &talk, new_drivers) => end,
-        () = relay::stands_still(&talk.moved, relay::IDLE_MAX) => Ok(End::Idle),
+        denial = conn.revoked(changes, grant) => Err(denial),
+        end = serve(conn, client, &proxy, new_drivers) => end,
+        () = relay::idle_for(&proxy.progress, relay::IDLE_MAX) => Ok(End::Idle),
         () = socket::broken(client) => Ok(End::Broken),
-        () = abandoned(client, &talk.moved) => Ok(End::Broken),
+        () = abandoned(client, &proxy.progress) => Ok(End::Broken),
     }
 }
 
-async fn abandoned(client: &TcpStream, moved: &AtomicU64) {
+async fn abandoned(client: &TcpStream, progress: &AtomicU64) {
     loop {
-        relay::stands_still(moved, ABANDONED_AFTER).await;
+        relay::idle_for(progress, ABANDONED_AFTER).await;
         if socket::has_ended(client) {
             return;
         }
     }
 }
 
-async fn carry(
-    visit: &Visit,
+async fn serve(
+    conn: &Connection,
     client: &Arc<TcpStream>,
-    talk: &Arc<Talk>,
+    proxy: &Arc<HttpProxy>,
     mut drivers: mpsc::Receiver<Driver>,
 ) -> Result<End, Denial> {
-    let io = talk.shared(client);
-    let service = service_fn(|request| Arc::clone(talk).exchange(request));
+    let io = proxy.metered(client);
+    let service = service_fn(|request| Arc::clone(proxy).forward(request));
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
@@ -99,21 +98,21 @@ async fn carry(
             served = &mut connection => break served,
             Some(new) = drivers.recv() => driver = Some(new),
             () = drive(&mut driver) => {
-                // The server has closed, so the client's next request had better be on another
+                // The server has closed, so the client should send its next request on another
                 // connection.
                 driver = None;
                 connection.as_mut().graceful_shutdown();
             }
         }
     };
-    let (denial, switched, refused, passed) = {
-        let mut state = talk.state();
+    let (denial, switched, refused, granted) = {
+        let mut state = proxy.state();
         let switched = state.switched.take();
         (
             state.denial.take(),
             switched,
             state.refused,
-            state.pass.is_some(),
+            state.grant.is_some(),
         )
     };
     if let Some(denial) = denial {
@@ -121,26 +120,26 @@ async fn carry(
     }
     match served {
         Err(error) if error.is_parse() => Err(Denial::by(DenyReason::Malformed)),
-        _ if !passed && !refused => Err(Denial::by(DenyReason::NoName)),
+        _ if !granted && !refused => Err(Denial::by(DenyReason::NoName)),
         Err(_) => Ok(End::Broken),
         Ok(()) => match switched {
-            Some(ends) => Ok(switch(visit, client, talk, driver, ends).await),
+            Some(ends) => Ok(switch(conn, client, proxy, driver, ends).await),
             None => {
                 if refused {
                     linger(client).await;
                 }
-                finish(client, talk);
+                finish(client, proxy);
                 Ok(End::Finished)
             }
         },
     }
 }
 
-/// Both sides have agreed to speak something else, and are left to it.
+/// After 101 Switching Protocols (WebSocket): relays the rest without parsing.
 async fn switch(
-    visit: &Visit,
+    conn: &Connection,
     client: &TcpStream,
-    talk: &Talk,
+    proxy: &HttpProxy,
     mut driver: Option<Driver>,
     (client_end, server_end): (OnUpgrade, OnUpgrade),
 ) -> End {
@@ -151,27 +150,28 @@ async fn switch(
             () = drive(&mut driver) => driver = None,
         }
     };
-    let upstream = talk.state().upstream.clone();
+    let upstream = proxy.state().upstream.clone();
     let (Ok((client_end, server_end)), Some(upstream)) = (ends, upstream) else {
         return End::Broken;
     };
-    let (Some(by_client), Some(by_server)) = (unsaid(client_end), unsaid(server_end)) else {
+    let (Some(from_client), Some(from_server)) = (read_ahead(client_end), read_ahead(server_end))
+    else {
         return End::Broken;
     };
-    let client = Side {
+    let client = Endpoint {
         stream: client,
-        said: &by_client,
+        pending: &from_client,
     };
-    let upstream = Side {
+    let upstream = Endpoint {
         stream: &upstream,
-        said: &by_server,
+        pending: &from_server,
     };
-    relay::relay(client, upstream, visit.ward.pace()).await
+    relay::relay(client, upstream, conn.sandbox.rate_limit()).await
 }
 
-/// What hyper has read and was not its to read.
-fn unsaid(end: Upgraded) -> Option<bytes::Bytes> {
-    let parts = end.downcast::<TokioIo<Shared>>().ok()?;
+/// Bytes after the upgrade that hyper has already read.
+fn read_ahead(end: Upgraded) -> Option<bytes::Bytes> {
+    let parts = end.downcast::<TokioIo<MeteredIo>>().ok()?;
     Some(parts.read_buf)
 }
 
@@ -197,9 +197,9 @@ async fn linger(client: &TcpStream) {
     let _ = timeout(LINGER_TIMEOUT, rest).await;
 }
 
-fn finish(client: &TcpStream, talk: &Talk) {
+fn finish(client: &TcpStream, proxy: &HttpProxy) {
     socket::finish(client);
-    if let Some(upstream) = &talk.state().upstream {
+    if let Some(upstream) = &proxy.state().upstream {
         socket::finish(upstream);
     }
 }

@@ -1,7 +1,7 @@
-//! Carries bytes between two sockets until both sides have said all, as fast as this machine can.
+//! Bidirectional relay between two sockets, until both peers have closed (EOF) or one has failed.
 
-use super::carrier::Carrier;
-use super::pace::{OF_READ, Pace};
+use super::rate_limit::{READ_COST, RateLimit};
+use super::relay_buffer::RelayBuffer;
 use super::socket;
 use rustix::net::Shutdown;
 use std::io;
@@ -10,50 +10,50 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// Without a byte in either direction for this long (at most twice this long) a connection ends.
-/// Databases, shells and long polls are silent for many minutes; a peer that is gone without a
-/// word is found out by keep-alive long before.
+/// Idle timeout: without a byte in either direction for this long (at most twice this long) a
+/// connection ends. Databases, shells and long polls are idle for many minutes; a dead peer is
+/// detected by TCP keep-alive long before.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// One end of a connection.
 #[derive(Clone, Copy)]
-pub(super) struct Side<'a> {
+pub(super) struct Endpoint<'a> {
     pub(super) stream: &'a TcpStream,
-    /// What it has said that the other side was not told yet.
-    pub(super) said: &'a [u8],
+    /// Bytes already read from it that are to be written to the other peer first.
+    pub(super) pending: &'a [u8],
 }
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Both sides have said all.
+    /// EOF from both peers.
     Finished,
-    /// One side broke it off, so the other is reset too.
+    /// One peer failed or was reset, so the other is reset too.
     Broken,
-    /// Nobody said anything for too long.
+    /// The idle timeout has passed.
     Idle,
 }
 
-/// Carries both directions. Unless it is finished, both sockets are reset when they are dropped.
-pub(super) async fn relay(a: Side<'_>, b: Side<'_>, pace: &Pace) -> End {
-    let moved = AtomicU64::new(0);
+/// Relays both directions. Unless it returns [`End::Finished`], both sockets are reset on drop.
+pub(super) async fn relay(a: Endpoint<'_>, b: Endpoint<'_>, rate_limit: &RateLimit) -> End {
+    let progress = AtomicU64::new(0);
     let (a_done, b_done) = (Notify::new(), Notify::new());
-    let a_to_b = Way {
+    let a_to_b = Direction {
         from: a,
         to: b.stream,
-        pace,
-        moved: &moved,
+        rate_limit,
+        progress: &progress,
         done: &a_done,
         other_done: &b_done,
     };
-    let b_to_a = Way {
+    let b_to_a = Direction {
         from: b,
         to: a.stream,
         done: &b_done,
         other_done: &a_done,
         ..a_to_b
     };
-    let both = async { tokio::try_join!(a_to_b.carry(), b_to_a.carry()) };
+    let both = async { tokio::try_join!(a_to_b.run(), b_to_a.run()) };
     tokio::select! {
         done = both => if done.is_ok() {
             socket::finish(a.stream);
@@ -62,16 +62,16 @@ pub(super) async fn relay(a: Side<'_>, b: Side<'_>, pace: &Pace) -> End {
         } else {
             End::Broken
         },
-        () = stands_still(&moved, IDLE_MAX) => End::Idle,
+        () = idle_for(&progress, IDLE_MAX) => End::Idle,
     }
 }
 
-/// Ends when nothing was moved for this long, at most twice this long.
-pub(super) async fn stands_still(moved: &AtomicU64, time: Duration) {
-    let mut last = moved.load(Ordering::Relaxed);
+/// Returns when `progress` has not changed for this long (at most twice this long).
+pub(super) async fn idle_for(progress: &AtomicU64, time: Duration) {
+    let mut last = progress.load(Ordering::Relaxed);
     loop {
         tokio::time::sleep(time).await;
-        let now = moved.load(Ordering::Relaxed);
+        let now = progress.load(Ordering::Relaxed);
         if now == last {
             return;
         }
@@ -79,65 +79,65 @@ pub(super) async fn stands_still(moved: &AtomicU64, time: Duration) {
     }
 }
 
-/// One of the two directions.
+/// One direction of a relay.
 #[derive(Clone, Copy)]
-struct Way<'a> {
-    from: Side<'a>,
+struct Direction<'a> {
+    from: Endpoint<'a>,
     to: &'a TcpStream,
-    pace: &'a Pace,
-    moved: &'a AtomicU64,
+    rate_limit: &'a RateLimit,
+    progress: &'a AtomicU64,
     done: &'a Notify,
     other_done: &'a Notify,
 }
 
-// === impl Way ===
+// === impl Direction ===
 
-impl Way<'_> {
-    /// An error ends both directions at once.
-    async fn carry(self) -> io::Result<()> {
+impl Direction<'_> {
+    /// Relays this direction to its end. An error ends both directions.
+    async fn run(self) -> io::Result<()> {
         let sent = self.send_all().await?;
         self.done.notify_one();
         if let Err(error) = sent {
-            // Its peer takes nothing any more. What it has said before it broke off still goes the
-            // other way, which ends with the same error.
+            // The receiver takes nothing any more. What it sent before still goes the other way, which
+            // ends with the same error.
             self.other_done.notified().await;
             return Err(error);
         }
-        // Who has closed already need not be told.
+        // An error means that the peer has closed already.
         let _ = rustix::net::shutdown(self.to, Shutdown::Write);
         tokio::select! {
             () = self.other_done.notified() => Ok(()),
-            // Who has said all is not read from any more: only this tells that it is gone.
+            // After EOF the sender is not read any more: only this detects that it was reset.
             () = socket::broken(self.from.stream) => Err(io::ErrorKind::ConnectionReset.into()),
         }
     }
 
-    /// Until its peer has said all. The outer error is about reading, the inner one about writing.
+    /// Copies until EOF. The outer error is about reading, the inner one about writing.
     async fn send_all(&self) -> io::Result<io::Result<()>> {
-        let said = self.from.said;
-        if !said.is_empty() {
-            self.meter(said.len()).await;
-            if let Err(error) = socket::write_all(self.to, said).await {
+        let pending = self.from.pending;
+        if !pending.is_empty() {
+            self.meter(pending.len()).await;
+            if let Err(error) = socket::write_all(self.to, pending).await {
                 return Ok(Err(error));
             }
         }
-        let mut carrier = Carrier::new(self.pace.piece());
+        let mut buffer = RelayBuffer::new(self.rate_limit.chunk_bytes_max());
         loop {
-            let bytes = carrier.load(self.from.stream).await?;
+            let bytes = buffer.read_from(self.from.stream).await?;
             if bytes == 0 {
                 return Ok(Ok(()));
             }
             self.meter(bytes).await;
-            if let Err(error) = socket::write_all(self.to, carrier.loaded(bytes)).await {
+            if let Err(error) = socket::write_all(self.to, buffer.filled(bytes)).await {
                 return Ok(Err(error));
             }
-            // Others want their turn, and whoever carries this wants to look at the policy.
+            // Yields to other tasks, and to the policy watch of this one.
             tokio::task::coop::consume_budget().await;
         }
     }
 
     async fn meter(&self, bytes: usize) {
-        self.moved.fetch_add(1, Ordering::Relaxed);
-        self.pace.take(bytes, OF_READ).await;
+        self.progress.fetch_add(1, Ordering::Relaxed);
+        self.rate_limit.take(bytes, READ_COST).await;
     }
 }

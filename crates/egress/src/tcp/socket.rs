@@ -1,4 +1,4 @@
-//! What every socket of a connection is told, on either side of the gate.
+//! Socket options and IO helpers for both sockets of a proxied connection.
 
 use bytes::BufMut as _;
 use rustix::net::RecvFlags;
@@ -8,40 +8,39 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// A peer that is gone without a word is found out this long after its last, plus the probes.
+/// TCP keep-alive: a dead peer is detected after 60 s of silence and 6 probes of 20 s.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(60))
     .with_interval(Duration::from_secs(20))
     .with_retries(6);
 
-/// Small writes go at once, dead peers are noticed, and the socket is reset when it is dropped:
-/// whatever ends a connection early, nothing that waits in its buffers is sent any more.
+/// Sets `TCP_NODELAY`, keep-alive and `SO_LINGER` 0: the socket is reset when it is dropped, so when a
+/// connection ends early nothing in its send buffer is sent any more.
 pub(super) fn prepare(stream: &TcpStream) {
     let socket = SockRef::from(stream);
-    // None of them fails on a TCP socket; a connection without them would still be one.
+    // None of them fails on a TCP socket, and a connection works without them.
     let _ = socket.set_tcp_nodelay(true);
     let _ = socket.set_tcp_keepalive(&KEEPALIVE);
     let _ = socket.set_linger(Some(Duration::ZERO));
 }
 
-/// Both sides have said all: what is left in the buffers still goes out after the socket is
-/// dropped.
+/// Clears `SO_LINGER` after EOF from both peers: the send buffer is still sent after the drop.
 pub(super) fn finish(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(None);
 }
 
-/// Waits until the connection is broken. One whose peer has closed is not.
+/// Waits for an error of the connection (reset, keep-alive). A peer that has closed is none.
 pub(super) async fn broken(stream: &TcpStream) {
     if let Err(_ended) = stream.ready(Interest::ERROR).await {}
 }
 
-/// Whether the peer has said all, and all of it was read.
+/// Whether the next read would return EOF.
 pub(super) fn has_ended(stream: &TcpStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     matches!(rustix::net::recv(stream, &mut [0; 1], flags), Ok((_, 0)))
 }
 
-/// Reads at least a byte onto the end of `bytes`, at most `room`; 0 at the end.
+/// Appends what can be read to `bytes`, at least one byte and at most `room`; 0 at EOF.
 pub(super) async fn read_more(
     stream: &TcpStream,
     bytes: &mut Vec<u8>,
@@ -57,7 +56,6 @@ pub(super) async fn read_more(
     }
 }
 
-/// Writes all of it.
 pub(super) async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.writable().await?;

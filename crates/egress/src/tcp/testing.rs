@@ -1,9 +1,9 @@
-//! For tests: a gate on loopback in front of a server on loopback, and TLS hellos.
+//! Test support: a gate on loopback in front of a server on loopback, and TLS ClientHellos.
 
-use super::{World, serve_in};
-use crate::descriptors::Budget;
+use super::{Dialer, serve_in};
 use crate::dns::Resolver;
-use crate::ward::{Limits, Policy, Ward};
+use crate::fd_budget::Budget;
+use crate::sandbox_net::{Limits, Policy, SandboxNet};
 use hickory_proto::op::Message;
 use hickory_proto::rr::rdata::{A, CNAME};
 use hickory_proto::rr::{Name, RData, Record};
@@ -19,13 +19,13 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// As long as anything in a test may take.
+/// Deadline of everything in a test.
 pub(super) const SOON: Duration = Duration::from_secs(20);
 
-/// A sandbox's gate: all that connect to it have connected to `to`, and the real connection goes to
-/// a server of the test's.
+/// A gate for tests: every connection to it has the original destination `to`, and the upstream
+/// connection goes to a server of the test.
 pub(super) struct Stage {
-    pub(super) ward: Arc<Ward>,
+    pub(super) sandbox: Arc<SandboxNet>,
     pub(super) gate: SocketAddr,
     _tasks: JoinSet<()>,
 }
@@ -42,19 +42,23 @@ pub(super) fn policy(allow: &[&str], deny: &[&str]) -> Policy {
     }
 }
 
-/// One that nobody answers questions for: it knows what it is told.
-pub(super) fn ward(policy: Policy, limits: Limits) -> Arc<Ward> {
-    ward_with(policy, limits, Vec::new())
+/// Network state without upstream resolvers.
+pub(super) fn sandbox(policy: Policy, limits: Limits) -> Arc<SandboxNet> {
+    sandbox_with(policy, limits, Vec::new())
 }
 
-pub(super) fn ward_with(policy: Policy, limits: Limits, resolvers: Vec<SocketAddr>) -> Arc<Ward> {
+pub(super) fn sandbox_with(
+    policy: Policy,
+    limits: Limits,
+    resolvers: Vec<SocketAddr>,
+) -> Arc<SandboxNet> {
     let resolver = Arc::new(Resolver::new(resolvers));
-    let ward = Ward::new(resolver, limits, Arc::new(Budget::new(1024)));
-    ward.set_policy(policy);
-    Arc::new(ward)
+    let sandbox = SandboxNet::new(resolver, limits, Arc::new(Budget::new(1024)));
+    sandbox.set_policy(policy);
+    Arc::new(sandbox)
 }
 
-/// A resolver that says of every name what these records say of it.
+/// An upstream resolver that replies to every query with these records.
 pub(super) async fn resolver(records: Vec<Record>) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
@@ -104,10 +108,10 @@ impl Stage {
         to: &str,
         server: SocketAddr,
     ) -> Self {
-        Self::of(ward(policy, limits), to, server).await
+        Self::of(sandbox(policy, limits), to, server).await
     }
 
-    /// One that may reach everything, and shares its descriptors with others.
+    /// A gate that allows everything, with a file descriptor budget shared with others.
     pub(super) async fn sharing(
         budget: &Arc<Budget>,
         limits: Limits,
@@ -115,50 +119,52 @@ impl Stage {
         server: SocketAddr,
     ) -> Self {
         let resolver = Arc::new(Resolver::new(Vec::new()));
-        let ward = Ward::new(resolver, limits, Arc::clone(budget));
-        ward.set_policy(policy(&["all"], &[]));
-        Self::of(Arc::new(ward), to, server).await
+        let sandbox = SandboxNet::new(resolver, limits, Arc::clone(budget));
+        sandbox.set_policy(policy(&["all"], &[]));
+        Self::of(Arc::new(sandbox), to, server).await
     }
 
-    async fn of(ward: Arc<Ward>, to: &str, server: SocketAddr) -> Self {
+    async fn of(sandbox: Arc<SandboxNet>, to: &str, server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let gate = listener.local_addr().unwrap();
         let to = to.parse().unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_in(
-            World::Scripted { to, server },
-            Arc::clone(&ward),
+            Dialer::Test { to, server },
+            Arc::clone(&sandbox),
             listener,
         ));
         Self {
-            ward,
+            sandbox,
             gate,
             _tasks: tasks,
         }
     }
 
-    /// As if the sandbox had been told so by DNS.
+    /// Records a DNS reply as if it had been sent to the sandbox.
     pub(super) fn tell(&self, host: &str, address: &str) {
         let addresses = [address.parse().unwrap()];
-        self.ward.answers().tell(&name(host), &addresses, SOON);
+        self.sandbox
+            .sent_replies()
+            .record(&name(host), &addresses, SOON);
     }
 
     pub(super) async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.gate).await.unwrap()
     }
 
-    /// Connects, says it, and gives all that is answered.
+    /// Connects, sends the bytes, and returns all that is received.
     pub(super) async fn say(&self, bytes: &[u8]) -> io::Result<Vec<u8>> {
         let mut stream = self.connect().await;
         stream.write_all(bytes).await?;
         read_all(&mut stream).await
     }
 
-    /// What is written down, once there are `count` of them.
+    /// The flow log, once it has `count` entries.
     pub(super) async fn flows(&self, count: usize) -> Vec<Flow> {
         let wait = async {
             loop {
-                let mut stream = self.ward.journal().read(false);
+                let mut stream = self.sandbox.flow_log().read(false);
                 let mut flows = Vec::new();
                 while let Some(flow) = stream.next().await {
                     flows.push(flow);
@@ -169,10 +175,12 @@ impl Stage {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(SOON, wait).await.expect("it is written down")
+        timeout(SOON, wait)
+            .await
+            .expect("the flow log has the entries before the deadline")
     }
 
-    /// The only thing that is written down, as text.
+    /// The only entry of the flow log, as text.
     pub(super) async fn flow(&self) -> String {
         let flows = self.flows(1).await;
         assert_eq!(flows.len(), 1, "{flows:?}");
@@ -195,7 +203,7 @@ pub(super) async fn read_all(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     timeout(SOON, stream.read_to_end(&mut bytes))
         .await
-        .expect("it ends")?;
+        .expect("EOF before the deadline")?;
     Ok(bytes)
 }
 
@@ -219,7 +227,7 @@ where
     address
 }
 
-/// Says back whatever it is told.
+/// An echo server.
 pub(super) async fn echo() -> SocketAddr {
     server(|mut stream| async move {
         let (mut read, mut write) = stream.split();
@@ -229,13 +237,13 @@ pub(super) async fn echo() -> SocketAddr {
     .await
 }
 
-/// Where nobody is: who gets as far as this is written down as unreachable, not as denied.
+/// An address on which nothing listens: an allowed connection is logged as unreachable, not as denied.
 pub(super) async fn nobody() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap()
 }
 
-/// A hello as rustls sends it.
+/// A ClientHello as rustls sends it.
 pub(super) fn hello(name: &str) -> Vec<u8> {
     hello_with(name, |_| {})
 }
@@ -257,7 +265,7 @@ pub(super) fn hello_with(name: &str, change: impl FnOnce(&mut ClientConfig)) -> 
     bytes
 }
 
-/// A hello with exactly these extensions, in one record.
+/// A ClientHello with exactly these extensions, in one record.
 pub(super) fn hello_of(extensions: &[(u16, Vec<u8>)]) -> Vec<u8> {
     let mut list = Vec::new();
     for (kind, data) in extensions {
@@ -277,7 +285,7 @@ pub(super) fn sni(name: &[u8]) -> (u16, Vec<u8>) {
     (0, vector(&entry))
 }
 
-/// A handshake message of a client's hello.
+/// A ClientHello as a handshake message.
 pub(super) fn message(body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).unwrap().to_be_bytes();
     let mut message = vec![1];

@@ -1,9 +1,9 @@
-//! Whole connections through a gate, with real sockets on loopback.
+//! Proxied connections over real sockets on loopback.
 
 use super::relay;
 use super::testing::*;
-use crate::descriptors::Budget;
-use crate::ward::Limits;
+use crate::fd_budget::Budget;
+use crate::sandbox_net::Limits;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ mod cuts;
 mod retry;
 mod tls;
 
-/// Whom the sandbox connects to, by port.
+/// Original destinations, by port.
 const TLS: &str = "93.184.215.14:443";
 const SSH: &str = "93.184.215.14:22";
 const ADDRESS: &str = "93.184.215.14";
@@ -30,7 +30,7 @@ async fn denied(allow: &[&str], deny: &[&str], to: &str, told: &[&str], said: &[
 }
 
 #[tokio::test]
-async fn what_no_rule_allows_is_reset_and_written_down() {
+async fn a_denied_connection_is_reset_and_logged() {
     assert_eq!(
         denied(&["none"], &[], SSH, &[], b"").await,
         "not_allowed - 93.184.215.14:22 -"
@@ -54,7 +54,7 @@ async fn what_no_rule_allows_is_reset_and_written_down() {
 }
 
 #[tokio::test]
-async fn a_rule_with_a_port_opens_it_for_what_was_told() {
+async fn a_host_port_rule_allows_addresses_of_sent_replies() {
     let stage = Stage::open(policy(&["git.example:22"], &[]), SSH, echo().await).await;
     stage.tell("git.example", ADDRESS);
     let mut stream = stage.connect().await;
@@ -68,7 +68,7 @@ async fn a_rule_with_a_port_opens_it_for_what_was_told() {
 }
 
 #[tokio::test]
-async fn networks_and_all_need_no_name() {
+async fn cidr_rules_and_all_need_no_name() {
     for (rule, to) in [
         ("10.1.0.0/16:5432", "10.1.2.3:5432"),
         ("all", TLS),
@@ -84,14 +84,14 @@ async fn networks_and_all_need_no_name() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_a_reset() {
+async fn an_unreachable_upstream_is_a_reset() {
     let stage = Stage::open(policy(&["all"], &[]), SSH, nobody().await).await;
     assert!(is_reset(&stage.say(b"").await));
     assert_eq!(stage.flow().await, "unreachable - 93.184.215.14:22 -");
 }
 
 #[tokio::test]
-async fn a_server_may_close_first_and_still_listen() {
+async fn a_server_may_half_close_first() {
     let server = server(|mut stream| async move {
         stream.write_all(b"welcome").await?;
         stream.shutdown().await?;
@@ -108,7 +108,7 @@ async fn a_server_may_close_first_and_still_listen() {
 }
 
 #[tokio::test]
-async fn a_reset_is_passed_on() {
+async fn a_reset_is_relayed() {
     let server = server(|mut stream| async move {
         stream.write_all(b"bye").await?;
         stream.read_u8().await?;
@@ -123,14 +123,14 @@ async fn a_reset_is_passed_on() {
 }
 
 #[tokio::test]
-async fn who_has_said_all_and_is_gone_is_noticed() {
+async fn a_reset_after_half_close_is_detected() {
     let (told, mut heard) = tokio::sync::mpsc::channel(1);
     let server = server(move |mut stream| {
         let told = told.clone();
         async move {
             let mut said = Vec::new();
             stream.read_to_end(&mut said).await?;
-            // It has nothing to say, so only an error can tell it.
+            // It sends nothing, so only a socket error shows the reset.
             let gone = stream.ready(tokio::io::Interest::ERROR).await;
             told.send(gone.is_ok()).await.map_err(io::Error::other)
         }
@@ -146,11 +146,11 @@ async fn who_has_said_all_and_is_gone_is_noticed() {
 }
 
 #[tokio::test]
-async fn what_a_server_said_before_it_broke_off_arrives() {
+async fn bytes_before_a_reset_are_relayed() {
     let server = server(|mut stream| async move {
         stream.read_u8().await?;
         stream.write_all(b"too large").await?;
-        // Closed with bytes unread, which is a reset for who goes on sending.
+        // Closing with unread bytes resets the connection.
         Ok(())
     });
     let stage = Stage::open(policy(&["all"], &[]), SSH, server.await).await;
@@ -162,7 +162,7 @@ async fn what_a_server_said_before_it_broke_off_arrives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_has_an_end() {
+async fn idle_connections_time_out() {
     let stage = Stage::open(policy(&["all"], &[]), SSH, echo().await).await;
     let mut stream = stage.connect().await;
     stream.write_all(b"x").await.unwrap();
@@ -178,7 +178,7 @@ async fn silence_has_an_end() {
 }
 
 #[tokio::test]
-async fn as_many_connections_as_allowed() {
+async fn connections_per_sandbox_are_limited() {
     let limits = Limits {
         connections: 2,
         bandwidth: None,
@@ -196,13 +196,13 @@ async fn as_many_connections_as_allowed() {
     first.shutdown().await.unwrap();
     read_all(&mut first).await.unwrap();
     let again = async { while is_reset(&stage.say(b"x").await) {} };
-    // One that waits for an end to come is one that was let in.
+    // A connection that stays open was accepted.
     assert!(timeout(Duration::from_millis(300), again).await.is_err());
     drop(second);
 }
 
 #[tokio::test]
-async fn one_sandbox_leaves_connections_to_another() {
+async fn the_descriptor_budget_leaves_connections_to_others() {
     let limits = Limits {
         connections: 1000,
         bandwidth: None,
@@ -219,7 +219,7 @@ async fn one_sandbox_leaves_connections_to_another() {
         }
         held.push(stream);
     }
-    // 40 descriptors: as many are free as it has, not counting the quarter for who has few.
+    // 40 descriptors: as many are free as it has, without the quarter reserved for sandboxes with few.
     assert_eq!(held.len(), 8);
     let flows = greedy.flows(2).await;
     assert_eq!(text(&flows[1]), "too_many_connections - 93.184.215.14:22 -");
@@ -230,7 +230,7 @@ async fn one_sandbox_leaves_connections_to_another() {
 }
 
 #[tokio::test]
-async fn as_fast_as_allowed_and_no_faster() {
+async fn bandwidth_is_limited() {
     let limits = Limits {
         connections: 8,
         bandwidth: Some(4 << 20),
@@ -252,13 +252,13 @@ async fn as_fast_as_allowed_and_no_faster() {
     );
     sent.unwrap();
     assert!(echoed.unwrap() == bytes);
-    // 6 MiB, both directions together, of which a quarter of a second's worth is free.
+    // 6 MiB, both directions together, minus the burst of a quarter of a second.
     let took = start.elapsed().as_secs_f64();
     assert!((1.2..10.0).contains(&took), "{took}");
 }
 
 #[tokio::test]
-async fn all_bytes_arrive_as_they_were_sent() {
+async fn all_bytes_are_relayed_unchanged() {
     let stage = Stage::open(policy(&["all"], &[]), SSH, echo().await).await;
     let mut stream = stage.connect().await;
     let bytes: Vec<u8> = (0..8_u32 << 20)

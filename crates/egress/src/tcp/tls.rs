@@ -1,12 +1,12 @@
-//! Port 443: the name is the one in the first message of TLS.
+//! TLS on port 443: checked by the SNI of the ClientHello, then relayed without decryption.
 
-use super::check::{Denial, Ground, Said};
-use super::hello::{Hello, HelloReader, NoHello};
-use super::opening::Opening;
+use super::client_hello::{ClientHello, ClientHelloError, ClientHelloReader};
+use super::connection::Connection;
+use super::hello_retry::Prefix;
+use super::policy_check::{AddressVerdict, Denial, RequestedName};
 use super::relay::End;
 use super::socket;
-use super::visit::Visit;
-use crate::ward::Policy;
+use crate::sandbox_net::Policy;
 use k8e_model::egress::DenyReason;
 use std::io;
 use std::sync::Arc;
@@ -15,56 +15,60 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// For the hello to arrive. Clients send it at once; over a slow link inside it takes a moment.
+/// Timeout for the ClientHello. Clients send it at once.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Read at once: most hellos whole, and not much of what may come after.
+/// Bytes per read: enough for most ClientHellos.
 const READ_BYTES: usize = 4096;
 
-/// Reads the hello, decides, and carries the rest.
+/// Reads the ClientHello, checks its SNI, and relays the connection.
 pub(super) async fn handle(
-    visit: &Visit,
+    conn: &Connection,
     client: &TcpStream,
     changes: &mut watch::Receiver<Arc<Policy>>,
 ) -> Result<End, Denial> {
-    let mut opening = Opening::default();
-    let read = timeout(HELLO_TIMEOUT, read_hello(client, &mut opening)).await;
+    let mut prefix = Prefix::default();
+    let read = timeout(HELLO_TIMEOUT, read_hello(client, &mut prefix)).await;
     let policy = Arc::clone(&changes.borrow_and_update());
     let read = match read {
         Ok(Ok(read)) => read,
-        // It said nothing or too little, and left or waits for us to speak.
-        Ok(Err(_)) | Err(_) => return Err(unfinished(&opening)),
+        // An incomplete ClientHello before EOF or the timeout.
+        Ok(Err(_)) | Err(_) => return Err(unfinished(&prefix)),
     };
-    let said = match read {
+    let requested = match read {
         Ok(hello) => {
-            let said = hello.said();
-            opening.hello = Some(hello);
-            said
+            let requested = hello.requested_name();
+            prefix.hello = Some(hello);
+            requested
         }
-        Err(NoHello::NotTls) if visit.ground(&policy)? != Ground::ByName => Said::Nothing,
-        Err(NoHello::NotTls | NoHello::Malformed) => {
+        Err(ClientHelloError::NotTls)
+            if conn.address_verdict(&policy)? != AddressVerdict::NeedsName =>
+        {
+            RequestedName::Missing
+        }
+        Err(ClientHelloError::NotTls | ClientHelloError::Malformed) => {
             return Err(Denial::by(DenyReason::Malformed));
         }
     };
-    let pass = visit.by_said(&policy, &said).await?;
-    visit.carry(client, changes, &pass, opening).await
+    let grant = conn.by_requested_name(&policy, &requested).await?;
+    conn.relay(client, changes, &grant, prefix).await
 }
 
-/// The outer error is the connection's.
+/// The outer error is of the socket, the inner one of the parser.
 async fn read_hello(
     client: &TcpStream,
-    opening: &mut Opening,
-) -> io::Result<Result<Hello, NoHello>> {
-    let mut reader = HelloReader::default();
+    prefix: &mut Prefix,
+) -> io::Result<Result<ClientHello, ClientHelloError>> {
+    let mut reader = ClientHelloReader::default();
     loop {
-        let before = opening.bytes.len();
-        if socket::read_more(client, &mut opening.bytes, READ_BYTES).await? == 0 {
+        let before = prefix.bytes.len();
+        if socket::read_more(client, &mut prefix.bytes, READ_BYTES).await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        match reader.take(opening.bytes.get(before..).unwrap_or_default()) {
+        match reader.take(prefix.bytes.get(before..).unwrap_or_default()) {
             Ok(None) => {}
             Ok(Some(hello)) => {
-                opening.hello_bytes = reader.taken();
+                prefix.hello_bytes = reader.taken();
                 return Ok(Ok(hello));
             }
             Err(no_hello) => return Ok(Err(no_hello)),
@@ -72,22 +76,22 @@ async fn read_hello(
     }
 }
 
-fn unfinished(opening: &Opening) -> Denial {
-    Denial::by(if opening.bytes.is_empty() {
+fn unfinished(prefix: &Prefix) -> Denial {
+    Denial::by(if prefix.bytes.is_empty() {
         DenyReason::NoName
     } else {
         DenyReason::Malformed
     })
 }
 
-// === impl Hello ===
+// === impl ClientHello ===
 
-impl Hello {
-    fn said(&self) -> Said {
+impl ClientHello {
+    fn requested_name(&self) -> RequestedName {
         match &self.name {
-            name if self.encrypted => Said::Encrypted(name.clone()),
-            Some(name) => Said::Name(name.clone()),
-            None => Said::Nothing,
+            name if self.encrypted => RequestedName::Encrypted(name.clone()),
+            Some(name) => RequestedName::Name(name.clone()),
+            None => RequestedName::Missing,
         }
     }
 }

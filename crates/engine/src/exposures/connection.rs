@@ -1,6 +1,6 @@
-//! One connection to a service in a sandbox: bytes both ways, each end for itself.
+//! Connection to a service in a sandbox: a bidirectional relay with independent half-close.
 //!
-//! A task carries them between the call to the guest and whoever holds the [`PortConnection`]. It ends
+//! A relay task copies bytes between the guest's call and the holder of the [`PortConnection`]. It ends
 //! with either, with the session, and when the service is no longer exposed.
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -20,10 +20,10 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::sync::mpsc;
 
-/// To the services of one session, at once. With runs and calls under the guest's 512.
+/// Concurrent connections per session: together with runs and calls under the guest's 512.
 const PER_SESSION_MAX: usize = 64;
 
-/// Chunks of the service's that may wait for who reads: one on the way, one at hand.
+/// Chunks buffered for the reader (backpressure): one in transit, one ready.
 const CHUNKS_MAX: usize = 2;
 
 /// Empty chunks that a guest may send in a row.
@@ -33,20 +33,20 @@ const EMPTIES_MAX: u32 = 64;
 /// sent to the service. While it is there its session is not idle.
 pub struct PortConnection {
     chunks: mpsc::Receiver<io::Result<Bytes>>,
-    /// What was not read yet of the last.
+    /// Unread part of the last chunk.
     rest: Bytes,
     ended: bool,
     to_service: DuplexStream,
 }
 
-/// Those who carry.
-struct Carrier {
+/// Relay state, owned by the relay task.
+struct Relay {
     replies: Replies,
     inputs: Inputs,
     from_writer: DuplexStream,
     /// An empty chunk is the end of what the service sends.
     to_reader: mpsc::Sender<io::Result<Bytes>>,
-    /// Held until the end.
+    /// Keeps the session from being idle.
     _used: Use,
 }
 
@@ -57,7 +57,7 @@ impl OpenPort {
     ///
     /// # Errors
     ///
-    /// [`k8e_model::Code::Precondition`] when nobody listens there.
+    /// [`k8e_model::Code::Precondition`] when the connection is refused.
     pub async fn connect(&self) -> Result<PortConnection, Error> {
         let used = self
             .live
@@ -70,10 +70,10 @@ impl OpenPort {
         let mut call = Call::start(used, forward, what).await?;
         match call.reply().await? {
             reply::Reply::Connected(_) => {}
-            _ => return Err(call.misbehaved("it did not say that it connected")),
+            _ => return Err(call.misbehaved("it did not report that it connected")),
         }
         let Some(inputs) = call.inputs.take() else {
-            return Err(call.misbehaved("it had hung up"));
+            return Err(call.misbehaved("it had closed the connection"));
         };
         let (to_reader, chunks) = mpsc::channel(CHUNKS_MAX);
         let (to_service, from_writer) = tokio::io::duplex(CHUNK_BYTES);
@@ -83,7 +83,7 @@ impl OpenPort {
             mut phases,
             ..
         } = call;
-        let carrier = Carrier {
+        let relay = Relay {
             replies,
             inputs,
             from_writer,
@@ -95,15 +95,15 @@ impl OpenPort {
             let error = tokio::select! {
                 biased;
                 () = to_reader.closed() => return,
-                // Gone with its entry is cut as well.
+                // A dropped sender: the exposure is gone.
                 _ = cut.wait_for(|cut| *cut) => broken("the service is no longer exposed"),
-                () = left_active(&mut phases) => broken("the session is over"),
-                carried = carrier.carry() => match carried {
+                () = left_active(&mut phases) => broken("the session has ended"),
+                relayed = relay.run() => match relayed {
                     Ok(()) => return,
                     Err(error) => error,
                 },
             };
-            // All else is let go of by now; who reads may take its time.
+            // The call is closed by now; the error waits for the reader.
             let _ = to_reader.send(Err(error)).await;
         });
         Ok(PortConnection {
@@ -115,11 +115,11 @@ impl OpenPort {
     }
 }
 
-// === impl Carrier ===
+// === impl Relay ===
 
-impl Carrier {
-    /// Up to the end of both directions.
-    async fn carry(self) -> io::Result<()> {
+impl Relay {
+    /// Relays until both directions have ended.
+    async fn run(self) -> io::Result<()> {
         let Self {
             replies,
             inputs,
@@ -129,14 +129,14 @@ impl Carrier {
         } = self;
         tokio::select! {
             biased;
-            carried = carry_out(replies, &to_reader) => carried,
-            error = carry_in(from_writer, inputs) => Err(error),
+            relayed = relay_to_reader(replies, &to_reader) => relayed,
+            error = relay_to_service(from_writer, inputs) => Err(error),
         }
     }
 }
 
-/// What the service sends.
-async fn carry_out(
+/// Relays from the service to the reader.
+async fn relay_to_reader(
     mut replies: Replies,
     to_reader: &mpsc::Sender<io::Result<Bytes>>,
 ) -> io::Result<()> {
@@ -160,7 +160,7 @@ async fn carry_out(
             Ok(reply::Reply::Done(_)) if ended => return Ok(()),
             Ok(reply::Reply::Error(_)) => return Err(broken("the service broke the connection")),
             Ok(_) => return Err(broken("the sandbox's agent misbehaved")),
-            Err(_) => return Err(broken("the sandbox hung up")),
+            Err(_) => return Err(broken("the sandbox closed the connection")),
         };
         empties = 0;
         if to_reader.send(Ok(chunk)).await.is_err() {
@@ -169,8 +169,8 @@ async fn carry_out(
     }
 }
 
-/// What is sent to the service. Ends only when that fails.
-async fn carry_in(mut from_writer: DuplexStream, mut inputs: Inputs) -> io::Error {
+/// Relays from the writer to the service. Returns only on failure.
+async fn relay_to_service(mut from_writer: DuplexStream, mut inputs: Inputs) -> io::Error {
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(CHUNK_BYTES);
@@ -181,10 +181,10 @@ async fn carry_in(mut from_writer: DuplexStream, mut inputs: Inputs) -> io::Erro
         };
         let last = matches!(input, input::Input::End(_));
         if inputs.send(input).await.is_err() {
-            return broken("the sandbox hung up");
+            return broken("the sandbox closed the connection");
         }
         if last {
-            // Closing would cancel the call: what the service answers is still to come.
+            // Half-close: closing the call would cancel the service's response.
             std::future::pending().await
         }
     }
@@ -209,7 +209,7 @@ impl AsyncRead for PortConnection {
                     self.rest = chunk;
                 }
                 Some(Err(error)) => return Poll::Ready(Err(error)),
-                None => return Poll::Ready(Err(broken("the connection is over"))),
+                None => return Poll::Ready(Err(broken("the connection has ended"))),
             }
         }
         let taken = self.rest.len().min(buffer.remaining());

@@ -1,4 +1,4 @@
-//! Files and listings under way: as many bytes as come, checked as they come.
+//! Streams of file content and listings, validated as they arrive.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "any other reply is out of turn, also one that does not exist yet"
@@ -16,10 +16,10 @@ use std::time::Duration;
 /// A file being read. Dropping it ends the call.
 #[derive(Debug)]
 pub struct FileReader {
-    /// The file, as it was when reading began.
+    /// Metadata at the start of the read.
     pub info: FileInfo,
     pub(super) call: Call,
-    /// What the caller still wants; none is to the end.
+    /// Bytes left to read; none is to the end.
     pub(super) wanted: Option<u64>,
     pub(super) empties: u32,
     pub(super) done: bool,
@@ -33,13 +33,15 @@ pub struct FileWriter {
     pub(super) audit: Audit,
 }
 
-/// A listing under way. Dropping it ends the call.
+/// A listing in progress. Dropping it ends the call.
 #[derive(Debug)]
 pub struct FileLister {
     pub(super) call: Call,
+    /// Entries are below this directory.
+    pub(super) root: &'static str,
     pub(super) listed: u64,
     pub(super) empties: u32,
-    /// What the guest may still take.
+    /// Time left for the guest's replies.
     pub(super) time_left: Duration,
     pub(super) truncated: bool,
     pub(super) done: bool,
@@ -91,12 +93,12 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Resolves, with why, when the session is over and no more can be written. Cancel safe.
+    /// Resolves with the reason when the session ends and no more can be written. Cancel safe.
     pub async fn session_gone(&mut self) -> Error {
         self.call.session_gone().await
     }
 
-    /// Puts the file in place. Returns how many bytes were written.
+    /// Commits the write. Returns the number of bytes written.
     pub async fn finish(mut self) -> Result<u64, Error> {
         let finished = self.put_in_place().await;
         self.audit.end(finished)
@@ -111,7 +113,7 @@ impl FileWriter {
             }
             reply::Reply::Done(_) => Err(self
                 .call
-                .misbehaved("it says that it wrote another number of bytes")),
+                .misbehaved("it reported another number of written bytes")),
             _ => Err(self
                 .call
                 .misbehaved("it answered a write with something else than done")),
@@ -136,8 +138,9 @@ impl FileLister {
                             .call
                             .misbehaved("it listed more files than was asked for"));
                     }
+                    let files = list.files.into_iter();
                     let files: Result<Vec<_>, _> =
-                        list.files.into_iter().map(checked_info).collect();
+                        files.map(|info| checked_info(info, self.root)).collect();
                     return files.map(Some).map_err(|what| self.call.misbehaved(what));
                 }
                 reply::Reply::Done(done) => {
@@ -154,7 +157,7 @@ impl FileLister {
         Ok(None)
     }
 
-    /// Whether there was more than a listing holds. Known at the end.
+    /// Whether the listing was truncated at `FILES_LISTED_MAX`. Known at the end.
     pub fn truncated(&self) -> bool {
         self.truncated
     }

@@ -1,4 +1,4 @@
-//! Waiting for a session that may end or be paused meanwhile.
+//! Waits on a session's phase: its end, and timeouts that stop while it is paused.
 
 use k8e_model::Phase;
 use std::pin::pin;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-/// Resolves when the session is over, or about to be.
+/// Resolves when the session is terminating or has ended.
 pub(crate) async fn left_active(phases: &mut watch::Receiver<Phase>) {
-    // A closed channel means that the session is gone too.
+    // A closed channel: the session has ended.
     phases.wait_for(|phase| phase.is_ending()).await.ok();
 }
 
-/// Waits for `work`, as long as `left` says; the time that the session is paused does not count. None
-/// when that is over.
+/// Runs `work` with the timeout `left`, which does not count down while the session is paused. None
+/// on timeout.
 pub(crate) async fn within<T>(
     phases: &watch::Receiver<Phase>,
     left: &mut Duration,

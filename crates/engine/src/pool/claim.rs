@@ -1,4 +1,4 @@
-//! Taking a warm sandbox out of its pool. Nothing here waits.
+//! Claim of a warm sandbox from its pool. Non-blocking.
 
 use super::{Pool, Pools, State, Warm};
 use crate::error::chain;
@@ -9,7 +9,7 @@ use k8e_model::{Limits, RuntimeKind, SandboxId, Template};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// A sandbox that is no longer its pool's: it is for a session, or to be discarded.
+/// A sandbox taken out of its pool, for a session or to be discarded.
 pub(crate) struct Claimed {
     pub(crate) id: SandboxId,
     pub(crate) sandbox: Arc<dyn Sandbox>,
@@ -17,8 +17,8 @@ pub(crate) struct Claimed {
     pub(crate) claim: Claim,
 }
 
-/// A claim under way. Its end, however it ends, has the pool refilled: not earlier, for a launch
-/// would take the CPU from whoever waits for the session.
+/// A claim in progress. Dropping it triggers the refill: not earlier, because a launch
+/// would compete for the CPU with the session's creation.
 pub(crate) struct Claim {
     pool: Arc<Pool>,
     since: Instant,
@@ -49,7 +49,7 @@ impl Pool {
             since: Instant::now(),
         };
         if !self.driver.can_change_limits(&self.limits, limits) {
-            // How many want another does not say how many want this.
+            // Not counted as demand: this pool cannot serve it.
             self.state().unfit += 1;
             self.metrics.unfit.increment(1);
             return None;
@@ -79,16 +79,16 @@ impl Pool {
         None
     }
 
-    /// Gives it the limits that its session asks for.
+    /// Applies the limits that its session asks for.
     fn bind(&self, warm: &Warm, limits: &Limits) -> Result<(), String> {
-        // Most sessions ask for nothing special, and that is what it was launched with.
+        // Most sessions use the default limits, which it was launched with.
         if *limits == self.limits {
             return Ok(());
         }
         warm.sandbox.set_limits(limits).map_err(|e| chain(&e))
     }
 
-    /// Has it destroyed.
+    /// Queues a sandbox for destruction by the refill task.
     fn doom(&self, sandbox: &Arc<dyn Sandbox>) {
         self.state().doomed.push(Arc::clone(sandbox));
         self.wake.notify_one();
@@ -98,7 +98,7 @@ impl Pool {
 // === impl State ===
 
 impl State {
-    /// The one that waited longest. One that just died is left to its watcher, who removes it.
+    /// Takes the oldest live one. A dead one is left to its watcher task, which removes it.
     fn take_living(&mut self) -> Option<Warm> {
         let lives = |warm: &Warm| warm.sandbox.died().now_or_never().is_none();
         let first = self.ready.iter().position(lives)?;
@@ -109,7 +109,7 @@ impl State {
 // === impl Claimed ===
 
 impl Claimed {
-    /// There is no session for it after all.
+    /// Discards the sandbox: the session was not created.
     pub(crate) fn discard(self) {
         self.claim.pool.doom(&self.sandbox);
     }
@@ -118,7 +118,7 @@ impl Claimed {
 // === impl Claim ===
 
 impl Claim {
-    /// The session is there.
+    /// Records the hit and its latency: the session is active.
     pub(crate) fn served(self) {
         let took = self.since.elapsed();
         self.pool.metrics.hits.increment(1);

@@ -1,11 +1,11 @@
-//! How long the last claims took.
+//! Percentiles of claim latency over the last claims.
 
 use std::time::Duration;
 
-/// Enough for a 99th percentile that means something, few enough to sort when somebody looks.
+/// Sample size: enough for a 99th percentile, small enough to sort on every status call.
 const KEPT: usize = 1024;
 
-/// The last claims' times, the oldest overwritten.
+/// Ring buffer of claim latencies.
 #[derive(Default)]
 pub(super) struct Latencies {
     micros: Vec<u64>,
@@ -25,7 +25,7 @@ impl Latencies {
         }
     }
 
-    /// What half of them, and 99 of 100, do not exceed; zeroes when there are none.
+    /// Median and 99th percentile in microseconds; zeroes without samples.
     pub(super) fn percentiles_us(&self) -> (u64, u64) {
         let mut sorted = self.micros.clone();
         sorted.sort_unstable();

@@ -1,21 +1,21 @@
-//! What this machine has to spare, as the kernel says.
+//! Free memory and idle CPU of this machine, from `/proc`.
 
 use k8e_model::Spare;
 use std::fs;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Over less time than this what CPUs did says nothing about what they will do.
+/// Sampling interval: CPU usage over less time is too noisy.
 const SAMPLE_EVERY: Duration = Duration::from_millis(200);
 
-/// Reads what is free, now and then.
+/// Rate-limited sampler of free memory and idle CPU.
 #[derive(Default)]
 pub(super) struct Machine {
     spare: Spare,
     sampled: Option<(Instant, Ticks)>,
 }
 
-/// What all CPUs did since the machine started.
+/// CPU time counters of all CPUs since boot, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ticks {
     idle: u64,
@@ -75,7 +75,7 @@ fn ticks(stat: &str) -> Option<Ticks> {
         rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
     Some(Ticks {
-        // The fourth is idle, the fifth idle too, but for a disk. From the ninth on they are counted twice.
+        // Fields of proc(5): 4th idle, 5th iowait; guest time, from the 9th on, is included in user time already.
         idle: fields.iter().skip(3).take(2).sum(),
         all: fields.iter().take(8).sum(),
         cpus: stat.lines().filter(numbered).count() as u64,
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_words_are_read() {
+    fn meminfo_and_stat_are_parsed() {
         let meminfo = "MemTotal: 8 kB\nMemAvailable:    4096 kB\n";
         assert_eq!(available_bytes(meminfo), Some(4 << 20));
         assert_eq!(available_bytes("MemTotal: 1 kB"), None);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_says_something() {
+    fn available_memory_of_this_machine_is_read() {
         assert!(Machine::default().spare().memory_bytes > Some(0));
     }
 }

@@ -1,4 +1,4 @@
-//! Keeping pools at the size that the model's rule wants, behind the backs of those who claim.
+//! Background refill of warm pools, up to the target size that `k8e_model::PoolSize` computes.
 
 use super::machine::Machine;
 use super::{Pool, Pools, Warm};
@@ -13,31 +13,31 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// How often a pool is looked at with nobody claiming: demand fades, memory comes and goes.
+/// Refill interval without claims: demand decays and free memory changes.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// After a claim, while others wait in the pool: a launch keeps a CPU busy, just when the answer is on its way and
+/// Refill delay after a claim, while the pool is not empty: a launch keeps a CPU busy, just when the reply is sent and
 /// the first command comes.
 const LULL: Duration = Duration::from_millis(3);
 
-/// After a failed launch, doubled with each.
+/// Exponential back-off after failed launches: first delay, doubled up to `RETRY_MAX`.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Sandboxes that are destroyed at once when pools are emptied.
 const DESTROYED_AT_ONCE: usize = 16;
 
-/// A launch under way, counted until it is dropped.
+/// Counts a launch in progress as pending until dropped.
 struct Pending(Arc<Pool>);
 
-/// What to do for a pool now, and when to look again.
+/// One refill pass: launches to start, sandboxes to destroy, time of the next pass.
 struct Step {
     start: usize,
     doomed: Vec<Arc<dyn Sandbox>>,
     again_at: Instant,
 }
 
-/// Begins to fill all pools. After recovery: what it sweeps must not be ours.
+/// Starts the refill task of every pool. Called after crash recovery, whose sweep must not see warm sandboxes.
 pub(crate) fn start(shared: &Arc<Shared>) {
     for pool in &shared.pools.0 {
         let task = refill(Arc::clone(pool), Arc::clone(shared));
@@ -45,7 +45,7 @@ pub(crate) fn start(shared: &Arc<Shared>) {
     }
 }
 
-/// Runs until shutdown.
+/// Background task: refills one pool until shutdown.
 async fn refill(pool: Arc<Pool>, shared: Arc<Shared>) {
     let mut machine = Machine::default();
     loop {
@@ -70,7 +70,7 @@ async fn refill(pool: Arc<Pool>, shared: Arc<Shared>) {
     }
 }
 
-/// Spawns work that shutdown waits for. When that has begun already, it is the next start's to do.
+/// Spawns work that graceful shutdown waits for. After shutdown began nothing is spawned: the next start sweeps.
 fn pool_task(shared: &Arc<Shared>, task: impl Future<Output = ()> + Send + 'static) {
     if let Ok(work) = Arc::clone(&shared.work).try_read_owned() {
         shared.runtime.spawn(async move {
@@ -86,7 +86,7 @@ async fn launch(pending: Pending, shared: Arc<Shared>) {
     };
     let pool = &pending.0;
     let id = SandboxId::random();
-    // Like everybody, in its turn.
+    // Shares the launch limit with session creation.
     let turn = shared.launches.acquire().await;
     let launched = pool.launch(&id, &shared).await;
     drop(turn);
@@ -132,7 +132,7 @@ async fn discard(sandbox: &Arc<dyn Sandbox>) {
 // === impl Pools ===
 
 impl Pools {
-    /// Closes all pools and destroys what waits in them: it is nobody's.
+    /// Closes all pools and destroys their warm sandboxes, which belong to no session.
     pub(crate) async fn drain(&self) {
         let mut left = Vec::new();
         for pool in &self.0 {
@@ -155,7 +155,7 @@ impl Pool {
         !self.state().ready.is_empty()
     }
 
-    /// Decides, and counts what is to be started as pending.
+    /// Plans a refill pass, and counts its launches as pending.
     fn step(&self, spare: Spare) -> Step {
         let now = Instant::now();
         let mut state = self.state();
@@ -184,7 +184,7 @@ impl Pool {
         }
     }
 
-    /// A sandbox whose guest has answered, with its gate.
+    /// Launches a sandbox, waits for the guest handshake, and attaches its egress gate.
     async fn launch(
         &self,
         id: &SandboxId,
@@ -193,6 +193,8 @@ impl Pool {
         let spec = SandboxSpec {
             id: id.clone(),
             template: self.template.clone(),
+            // Pools are of the template `host`.
+            layers: Vec::new(),
             limits: self.limits,
         };
         let launched = self.driver.launch(&spec).await;
@@ -204,7 +206,7 @@ impl Pool {
         };
         match ready.await {
             Ok(gate) => {
-                sandbox.pause();
+                sandbox.idle_stop();
                 Ok((sandbox, gate))
             }
             Err(e) => {
@@ -214,21 +216,21 @@ impl Pool {
         }
     }
 
-    /// Adds one; gives it back when the pool is closed.
+    /// Adds a warm sandbox; returns it when the pool is closed.
     fn put(&self, warm: Warm) -> Result<(), Warm> {
         let mut state = self.state();
         if state.closed {
             return Err(warm);
         }
         state.ready.push_back(warm);
-        // Not all at once: what dies soon after it was launched must not be launched in a loop.
+        // One step only: sandboxes that die soon after launch must not reset the back-off.
         state.failures = state.failures.saturating_sub(1);
         state.retry_at = None;
         state.failure.clear();
         Ok(())
     }
 
-    /// One died before it was claimed.
+    /// Removes a warm sandbox that died before it was claimed.
     fn lose(&self, id: &SandboxId) {
         let lost = {
             let mut state = self.state();
@@ -241,7 +243,7 @@ impl Pool {
         };
         if lost {
             self.metrics.deaths.increment(1);
-            // Worse than a launch that fails: that one would be told first.
+            // Weight 2: the launch before it took one failure off, so the back-off still grows.
             self.failed("a warm sandbox died", 2);
             self.wake.notify_one();
         }
@@ -250,7 +252,7 @@ impl Pool {
     fn failed(&self, failure: &str, weight: u32) {
         let mut state = self.state();
         if state.failures == 0 {
-            tracing::warn!(runtime = %self.driver.kind(), failure, "a warm sandbox is missing: trying again");
+            tracing::warn!(runtime = %self.driver.kind(), failure, "launch of a warm sandbox failed: retrying with back-off");
         }
         state.failures = state.failures.saturating_add(weight);
         failure.clone_into(&mut state.failure);

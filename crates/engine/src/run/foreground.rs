@@ -1,6 +1,6 @@
-//! Registry of foreground runs: those whose caller waits for them. When the server stops it ends each: its
-//! `run_ended` event is written, and a session that was made for it is destroyed, also when its caller
-//! reads nothing any more and so nobody polls the run.
+//! Registry of foreground runs: those whose caller waits for them. Shutdown ends each: its
+//! `run_ended` event is written, and a session that was created for it is destroyed, also when its caller
+//! does not read any more and so the run is not polled.
 
 use crate::Error;
 use crate::live::Live;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Foreground runs under way. How many there may be is bounded by runs for each session.
+/// Foreground runs in progress, bounded by the limits on sessions and on runs per session.
 #[derive(Default)]
 pub(crate) struct Foreground(Mutex<Registry>);
 
@@ -18,24 +18,24 @@ pub(crate) struct Foreground(Mutex<Registry>);
 struct Registry {
     runs: HashMap<RunNumber, UnderWay>,
     last: RunNumber,
-    /// The server stops: none is added.
+    /// Set at shutdown: no run is added.
     closed: bool,
 }
 
-/// Of a run, as long as this server lives.
+/// Number of a foreground run, unique until the server restarts.
 pub(super) type RunNumber = u64;
 
-/// A run that has begun and whose end is not recorded.
+/// A run that has started and whose end is not recorded.
 pub(super) struct UnderWay {
     live: Arc<Live>,
-    /// A session for this run alone: goes with it.
+    /// Session created for this run alone: destroyed with it.
     owned: Option<Owned>,
 }
 
 // === impl Foreground ===
 
 impl Foreground {
-    /// From here on its end is recorded: by who removes it, or by the server's stop.
+    /// Registers a run. Its end is recorded by the caller of `remove`, or by shutdown.
     pub(super) fn add(&self, live: Arc<Live>, owned: Option<Owned>) -> Result<RunNumber, Error> {
         let mut registry = self.registry();
         if registry.closed {
@@ -47,7 +47,7 @@ impl Foreground {
         Ok(number)
     }
 
-    /// None when the server's stop was first.
+    /// Unregisters a run; none when shutdown has recorded its end already.
     pub(super) fn remove(&self, number: RunNumber) -> Option<UnderWay> {
         self.registry().runs.remove(&number)
     }
@@ -66,8 +66,8 @@ impl Foreground {
 // === impl Shared ===
 
 impl Shared {
-    /// Ends all foreground runs, and begins none from now on. Their commands end with the connections to
-    /// their guests.
+    /// Ends all foreground runs and refuses new ones. Closing the connections to their guests kills
+    /// the commands.
     pub(crate) fn stop_foreground_runs(&self) {
         for run in self.foreground.close() {
             metrics::run_ended(run.live.record.runtime, RunEnd::Cancelled);

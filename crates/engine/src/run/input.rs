@@ -1,4 +1,4 @@
-//! What goes into a running command: standard input and signals.
+//! Standard input and signals of a running command.
 
 use crate::Error;
 use bytes::Bytes;
@@ -7,21 +7,21 @@ use k8e_wire::{CHUNK_BYTES, Inputs};
 use std::sync::Arc;
 use tokio::sync::{Mutex, watch};
 
-/// Linux knows 1 to 64.
+/// Highest signal number of Linux.
 const SIGNAL_MAX: i32 = 64;
 
-/// What goes into a running command. Dropping it ends the command's standard input.
+/// Sends standard input and signals to a running command. Dropping it closes the command's standard input.
 pub struct RunInput {
     inputs: Arc<Mutex<Option<Inputs>>>,
     /// Closed when the run is dropped, also in the middle of a send.
     run: watch::Receiver<()>,
-    /// Whether input may still follow.
+    /// Whether standard input is open.
     open: bool,
-    /// A send that was dropped half way: the connection is of no more use.
+    /// A send was dropped half way: the frame is incomplete and the connection unusable.
     torn: bool,
 }
 
-/// The run's own hold on the connection: closing it is what cancels.
+/// The run's half of the connection: closing it cancels the command.
 pub(super) struct SharedInputs {
     inputs: Arc<Mutex<Option<Inputs>>>,
     _run: watch::Sender<()>,
@@ -30,7 +30,7 @@ pub(super) struct SharedInputs {
 // === impl RunInput ===
 
 impl RunInput {
-    /// Sends bytes to the command's standard input; waits while the command does not read.
+    /// Sends bytes to the command's standard input, with backpressure: waits while the command does not read.
     ///
     /// Not cancel safe: when it is dropped half way, no more input can be sent.
     pub async fn data(&mut self, mut data: Bytes) -> Result<(), Error> {
@@ -49,12 +49,12 @@ impl RunInput {
     /// Ends the command's standard input.
     pub async fn end(&mut self) {
         if std::mem::take(&mut self.open) {
-            // A command that is over needs no end of input.
+            // Fails only when the command has ended.
             self.send(input::Input::End(End {})).await.ok();
         }
     }
 
-    /// Sends a signal to the command and its group. One that comes too late does nothing.
+    /// Sends a signal to the command and its group. After the command's end it does nothing.
     pub async fn signal(&mut self, signal: i32) -> Result<(), Error> {
         if !(1..=SIGNAL_MAX).contains(&signal) {
             return Err(Error::Invalid(format!(
@@ -66,7 +66,7 @@ impl RunInput {
     }
 
     async fn send(&mut self, input: input::Input) -> Result<(), Error> {
-        const OVER: Error = Error::InputClosed("it is over");
+        const OVER: Error = Error::InputClosed("it has ended");
         let mut inputs = self.inputs.lock().await;
         let Some(writer) = inputs.as_mut().filter(|_| !self.torn) else {
             return Err(OVER);
@@ -100,7 +100,7 @@ impl Drop for RunInput {
                 }
             }
         };
-        // Without a runtime the whole server is going, and the connection with it.
+        // Without a runtime the process is exiting, which closes the connection.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(end);
         }
@@ -110,7 +110,7 @@ impl Drop for RunInput {
 // === impl SharedInputs ===
 
 impl SharedInputs {
-    /// Splits the connection's input between the run, which closes it, and who writes.
+    /// Splits the connection's input: one half for the run, which closes it, one for the writer.
     pub(super) fn split(inputs: Option<Inputs>, open: bool) -> (Self, RunInput) {
         let inputs = Arc::new(Mutex::new(inputs));
         let (sender, run) = watch::channel(());
@@ -132,7 +132,7 @@ impl SharedInputs {
 
 impl Drop for SharedInputs {
     fn drop(&mut self) {
-        // When somebody is writing just now, the closed channel tells them to let go.
+        // A send in progress holds the lock: it sees the closed channel and drops the connection.
         if let Ok(mut inputs) = self.inputs.try_lock() {
             *inputs = None;
         }

@@ -1,4 +1,4 @@
-//! How a run ended: what the guest says, held against what the host saw.
+//! Outcome of a run: the guest's report, validated against what the host observed.
 
 use k8e_model::{Flow, LimitEvents, LimitKind, Outcome, RunStatus};
 use k8e_wire::proto::Exited;
@@ -7,7 +7,7 @@ use std::time::Duration;
 const SIGKILL: i32 = 9;
 const SIGNAL_MAX: i32 = 64;
 
-/// What the host saw of a run.
+/// What the host observed of a run.
 pub(super) struct Seen {
     pub(super) elapsed: Duration,
     pub(super) stdout_bytes: u64,
@@ -17,13 +17,17 @@ pub(super) struct Seen {
     pub(super) egress_denied: Vec<Flow>,
 }
 
-/// The outcome, or what cannot be.
+/// The outcome, or the reason why the guest's report is impossible.
 pub(super) fn judge(exited: &Exited, seen: Seen) -> Result<Outcome, &'static str> {
     if !(0..=255).contains(&exited.exit_code) || !(0..=SIGNAL_MAX).contains(&exited.signal) {
         return Err("it reported an impossible exit code");
     }
-    let limits_hit = seen.limits_after.since(&seen.limits_before);
-    // A shell whose last command was killed exits by itself with the same number.
+    let mut limits_hit = seen.limits_after.since(&seen.limits_before);
+    // Where the sandbox's own kernel (gVisor) enforces the pids limit, the host cannot count and trusts the guest.
+    if exited.pids_limit_reached && !limits_hit.contains(&LimitKind::Pids) {
+        limits_hit.push(LimitKind::Pids);
+    }
+    // A shell whose last command was killed exits with 128 + SIGKILL.
     let killed = exited.signal == SIGKILL || exited.exit_code == 128 + SIGKILL;
     let status = if exited.timed_out {
         RunStatus::TimedOut
@@ -32,7 +36,7 @@ pub(super) fn judge(exited: &Exited, seen: Seen) -> Result<Outcome, &'static str
     } else {
         RunStatus::Completed
     };
-    // It cannot have written less than arrived, and what did not arrive was cut.
+    // The command cannot have written less than arrived; what did not arrive was truncated.
     let stdout_bytes = exited.stdout_bytes.max(seen.stdout_bytes);
     let stderr_bytes = exited.stderr_bytes.max(seen.stderr_bytes);
     Ok(Outcome {
@@ -77,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_is_told_apart() {
+    fn status_is_completed_timed_out_or_oom_killed() {
         let exit = |exit_code, signal| Exited {
             exit_code,
             signal,
@@ -109,6 +113,22 @@ mod tests {
             RunStatus::Completed,
             &[LimitKind::Pids],
         );
+        let at_limit = |exit_code| Exited {
+            pids_limit_reached: true,
+            ..exit(exit_code, 0)
+        };
+        check(
+            at_limit(1),
+            seen(0, 0),
+            RunStatus::Completed,
+            &[LimitKind::Pids],
+        );
+        check(
+            at_limit(0),
+            seen(0, 2),
+            RunStatus::Completed,
+            &[LimitKind::Pids],
+        );
         check(
             Exited {
                 timed_out: true,
@@ -121,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_or_corrected() {
+    fn impossible_reports_are_refused_or_corrected() {
         for (exit_code, signal) in [(-1, 0), (256, 0), (0, 65), (0, -9), (i32::MAX, i32::MIN)] {
             assert!(
                 judge(

@@ -1,15 +1,15 @@
-//! Starting a command: which session, what the guest is told, and what its refusal means.
+//! Start of a foreground run: session selection, the guest's `Exec` request, start errors.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "any other reply is out of turn, also one that does not exist yet"
 )]
 
-use super::{Begun, Run, RunRequest, RunTarget};
+use super::{Begun, Run};
 use crate::guest::{Call, clean};
 use crate::live::{Live, Purpose, Use};
 use crate::metrics::{self, RunEnd};
 use crate::sessions::Owned;
-use crate::{Error, Sessions, secrets};
+use crate::{Error, RunRequest, RunTarget, Sessions, secrets};
 use bytes::Bytes;
 use k8e_model::{Command, Principal, Program, SecretValue, Session, SessionOrigin, WORKSPACE};
 use k8e_store::Store;
@@ -17,20 +17,21 @@ use k8e_wire::proto::{self, EnvVar, exec, reply, request};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 
-/// What every command of a sub-agent has in its environment: its session, by which its processes are
+/// Environment variables of every command of a sub-agent: its session id, by which its processes are
 /// found, and its parent's.
 pub(crate) const SESSION_VARIABLE: &str = "K8E_SESSION_ID";
 const PARENT_VARIABLE: &str = "K8E_PARENT_SESSION_ID";
 
-/// Of a program's name in an event or an error.
+/// Bytes of a program's name in an event or an error; longer names are cut.
 const SHOWN_BYTES_MAX: usize = 256;
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Runs a command, in a session that is there or made for it. Returns when it started.
+    /// Runs a command, in an existing session or one created for it. Returns when it has started.
     pub async fn run(&self, who: &Principal, request: RunRequest) -> Result<Run, Error> {
         let mut audit = self.audited(who, "run", request.target.named());
         let run = self.run_in(who, request).await;
@@ -60,7 +61,7 @@ impl Sessions {
         }
     }
 
-    // No SQL on this path: it is what exec latency is made of.
+    // No SQL on this path: it determines exec latency.
     async fn start_run(
         &self,
         live: Arc<Live>,
@@ -78,7 +79,8 @@ impl Sessions {
         let egress_before = live.egress_mark();
         let started = Instant::now();
         let program = shown(&command.program);
-        let (call, pid) = match start_call(&shared.store, used, &command).await {
+        let timeout = command.timeout.or(Some(shared.config.run_timeout));
+        let (call, pid) = match start_call(&shared.store, used, &command, timeout).await {
             Ok(started) => started,
             Err(error) => {
                 let detail = json!({ "program": program, "error": error.to_string() });
@@ -91,7 +93,7 @@ impl Sessions {
                 return Err(if created { error } else { live.gone() });
             }
         };
-        // From here on it ends with a `run_ended`.
+        // From here on every outcome is recorded as `run_ended`.
         let number = shared.foreground.add(Arc::clone(&live), owned)?;
         metrics::run_started(live.record.runtime, started.elapsed());
         shared.recorder.event(
@@ -103,7 +105,7 @@ impl Sessions {
             call,
             pid,
             started,
-            timeout: command.timeout,
+            timeout,
             output_bytes_max: command.output_bytes_max,
             stdin: command.stdin,
             limits_before,
@@ -116,11 +118,16 @@ impl Sessions {
     }
 }
 
-/// The call and the command's pid, once the guest says that it runs.
-async fn start_call(store: &Store, used: Use, command: &Command) -> Result<(Call, i32), Error> {
+/// Sends `Exec`; returns the call and the command's pid once the guest reports the start.
+async fn start_call(
+    store: &Store,
+    used: Use,
+    command: &Command,
+    timeout: Option<Duration>,
+) -> Result<(Call, i32), Error> {
     let session = &used.live.record;
     let secrets = secrets::resolve(store, session).await?;
-    let request = request::Call::Exec(exec(session, &secrets, command));
+    let request = request::Call::Exec(exec(session, &secrets, command, timeout));
     let mut call = Call::start(used, request, "run".to_owned()).await?;
     match call.any_reply().await? {
         reply::Reply::Started(proto::Started { pid }) if pid > 0 => Ok((call, pid)),
@@ -129,17 +136,22 @@ async fn start_call(store: &Store, used: Use, command: &Command) -> Result<(Call
     }
 }
 
-/// What the guest is told. Secrets go over the session's environment, the command's own over both.
+/// What the guest is told. The session's environment goes over the image's, secrets over that, the command's
+/// own over all. A command that names no directory or user gets the image's.
 /// What tells a sub-agent's processes from others goes over everything.
 pub(crate) fn exec(
     session: &Session,
     secrets: &[(String, SecretValue)],
     command: &Command,
+    timeout: Option<Duration>,
 ) -> proto::Exec {
     fn plain<'a>((name, value): (&'a str, &'a str)) -> (&'a str, &'a [u8]) {
         (name, value.as_bytes())
     }
-    let mut env: BTreeMap<&str, &[u8]> = session.env.iter().map(plain).collect();
+    let image = session.image.as_ref().map(|image| &image.config);
+    let of_image = image.into_iter().flat_map(|config| config.env.iter());
+    let mut env: BTreeMap<&str, &[u8]> = of_image.map(plain).collect();
+    env.extend(session.env.iter().map(plain));
     let secrets = secrets.iter();
     env.extend(secrets.map(|(name, value)| (name.as_str(), value.reveal())));
     env.extend(command.env.iter().map(plain));
@@ -150,11 +162,11 @@ pub(crate) fn exec(
         ]);
         sub.cwd.as_str()
     });
+    let workdir = image.and_then(|config| config.workdir.as_deref());
+    let user = image.and_then(|config| config.user.as_deref());
     let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
     let program = match &command.program {
-        Program::Argv(args) => exec::Program::Argv(proto::Argv {
-            args: args.iter().map(|arg| Bytes::copy_from_slice(arg)).collect(),
-        }),
+        Program::Argv(args) => exec::Program::Argv(proto::Argv { args: args.clone() }),
         Program::Code { language, code } => exec::Program::Script(proto::Script {
             interpreter: language
                 .interpreter()
@@ -162,7 +174,7 @@ pub(crate) fn exec(
                 .map(|part| bytes(part))
                 .collect(),
             extension: language.extension().to_owned(),
-            code: Bytes::copy_from_slice(code),
+            code: code.clone(),
             in_cwd: language.file_in_cwd(),
         }),
     };
@@ -175,10 +187,22 @@ pub(crate) fn exec(
                 value: Bytes::copy_from_slice(value),
             })
             .collect(),
-        cwd: bytes(command.cwd.as_deref().or(cwd).unwrap_or(WORKSPACE)),
-        user: command.user.clone().unwrap_or_default(),
+        cwd: bytes(
+            command
+                .cwd
+                .as_deref()
+                .or(cwd)
+                .or(workdir)
+                .unwrap_or(WORKSPACE),
+        ),
+        user: command
+            .user
+            .as_deref()
+            .or(user)
+            .unwrap_or_default()
+            .to_owned(),
         // A timeout under a millisecond is still one: 0 would be none.
-        timeout_ms: command.timeout.map_or(0, |t| {
+        timeout_ms: timeout.map_or(0, |t| {
             u64::try_from(t.as_millis()).unwrap_or(u64::MAX).max(1)
         }),
         output_bytes_max: command.output_bytes_max.unwrap_or(0),
@@ -193,7 +217,10 @@ pub(crate) fn refused(call: &Call, error: &proto::Error, program: &Program) -> E
     match program {
         Program::Code { language, .. } => Error::NoInterpreter {
             program: language.interpreter()[0],
-            hint: language.install_hint(),
+            hint: match call.used.live.record.image {
+                Some(_) => "the image does not have it; choose an image that does",
+                None => language.install_hint(),
+            },
         },
         Program::Argv(_) => Error::NoProgram {
             program: shown(program),
@@ -201,12 +228,12 @@ pub(crate) fn refused(call: &Call, error: &proto::Error, program: &Program) -> E
     }
 }
 
-/// A program's name for people.
+/// A program's name for events and errors: sanitized and cut.
 pub(crate) fn shown(program: &Program) -> String {
     match program {
         Program::Code { language, .. } => language.as_str().to_owned(),
         Program::Argv(args) => {
-            let name = args.first().map(Vec::as_slice).unwrap_or_default();
+            let name = args.first().map(|name| &name[..]).unwrap_or_default();
             clean(&String::from_utf8_lossy(
                 &name[..name.len().min(SHOWN_BYTES_MAX)],
             ))

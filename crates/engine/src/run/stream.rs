@@ -1,4 +1,4 @@
-//! What a running command says, in order, as long as its guest keeps to the rules.
+//! Event stream of a running command: output, exit, timeouts, and protocol checks of the guest.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "any other reply is out of turn, also one that does not exist yet"
@@ -16,18 +16,19 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-/// A guest kills a command at its timeout at once; on a machine under load it may take a while.
+/// Grace period after a command's timeout: the guest kills it at once, but a machine under load may be slow.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What may be on its way in pipes and sockets when a command's time is over, generously.
+/// Output accepted after timeout and grace period: more than pipes and socket buffers can hold.
 const LATE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
-/// Of a frame beyond its content, so that endless empty ones count too.
-const FRAME_OVERHEAD_BYTES: u64 = 64;
+/// Counted per late frame besides its content, so that endless empty frames reach `LATE_BYTES_MAX` too, within
+/// seconds at a guest's rate limit.
+const FRAME_OVERHEAD_BYTES: u64 = 1024;
 
 const SIGKILL: i32 = 9;
 
-/// What waiting for the guest brought.
+/// Result of one wait for the guest.
 enum Turn {
     Reply(reply::Reply),
     HungUp,
@@ -40,12 +41,12 @@ enum Turn {
 // === impl Run ===
 
 impl Run {
-    /// The way into the command, once. Without `stdin` in the command it carries signals only.
+    /// The command's input; none on the second call. Without `stdin` in the command it takes signals only.
     pub fn take_input(&mut self) -> Option<RunInput> {
         self.input.take()
     }
 
-    /// What comes next; none after the last. Cancel safe.
+    /// The next event; none after the last. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<RunEvent, Error>> {
         loop {
             match self.stage {
@@ -66,10 +67,10 @@ impl Run {
         }
     }
 
-    /// One message of the guest; none when there is nothing to tell of it.
+    /// Handles one message of the guest; none when it makes no event.
     async fn turn(&mut self) -> Option<Result<RunEvent, Error>> {
-        // Nothing that others need is held while a quiet command is waited for. Output that came
-        // is kept in self while its place in the transcript is waited for.
+        // No queue slot is held while a silent command is waited for. Received output
+        // stays in self while it waits for a slot in the transcript queue.
         if self.at_hand.is_none() {
             let turn = self.wait().await;
             self.waiting_since = None;
@@ -99,10 +100,10 @@ impl Run {
         }))
     }
 
-    /// The guest is given up when the command's time and the grace are over *and* it was silent
-    /// for as long as the grace: a slow reader's run is over long before its output is read.
+    /// The guest counts as unresponsive when the command's timeout and the grace period are over *and* it
+    /// was silent for the grace period: with a slow reader, a run ends long before its output is read.
     ///
-    /// One that is paused is silent, and gets the grace anew when it is resumed.
+    /// A paused guest is silent; its grace period starts again at resume.
     async fn wait(&mut self) -> Turn {
         let waiting = *self.waiting_since.get_or_insert_with(Instant::now);
         let foreground = self.foreground.is_some();
@@ -133,7 +134,7 @@ impl Run {
         }
     }
 
-    /// What is not output is the end, or leads to it.
+    /// Handles everything but output: it ends the run, or leads to its end.
     fn last(&mut self, turn: Turn) -> Option<Result<RunEvent, Error>> {
         let error = match turn {
             Turn::Reply(reply::Reply::Exited(exited)) => match self.exited(&exited) {
@@ -142,16 +143,16 @@ impl Run {
             },
             Turn::Reply(reply::Reply::Error(error)) => match &self.call {
                 Some(call) => call.refused(&error),
-                None => misbehaved(&self.session_id, "it spoke after the end"),
+                None => misbehaved(&self.session_id, "it sent a message after the end"),
             },
             Turn::Reply(_) => misbehaved(
                 &self.session_id,
-                "it said something that does not belong to a run",
+                "it sent a message that does not belong to a run",
             ),
             Turn::Broken(what) => misbehaved(&self.session_id, what),
             Turn::SessionGone => self.live.gone(),
             Turn::Stopping => Error::Stopping,
-            Turn::Silent => self.unresponsive("it did not end a command whose time was over"),
+            Turn::Silent => self.unresponsive("it did not end a command after its timeout"),
             Turn::HungUp => {
                 self.stage = Stage::HungUp(Instant::now() + DEATH_NEWS_TIMEOUT);
                 return None;
@@ -160,7 +161,7 @@ impl Run {
         Some(Err(self.fail(error)))
     }
 
-    /// Counts output and refuses more than the guest may send.
+    /// Counts output and enforces the output limits.
     fn count(&mut self, stream: Stream, bytes: u64) -> Result<(), Error> {
         let total = match stream {
             Stream::Stdout => &mut self.stdout_bytes,
@@ -180,7 +181,7 @@ impl Run {
             self.late_bytes += bytes + FRAME_OVERHEAD_BYTES;
             if self.late_bytes > LATE_BYTES_MAX {
                 return Err(
-                    self.unresponsive("it went on sending output of a command whose time was over")
+                    self.unresponsive("it kept sending output of a command after its timeout")
                 );
             }
         }
@@ -203,7 +204,7 @@ impl Run {
             .map(|limit| limit.as_str())
             .collect();
         let cancelled = outcome.signal == SIGKILL
-            && (self.background.as_ref()).is_some_and(|kept| kept.is_cancelled());
+            && (self.background.as_ref()).is_some_and(|tracked| tracked.is_cancelled());
         let (end, status) = match cancelled {
             true => (RunEnd::Cancelled, "cancelled"),
             false => (RunEnd::from(&outcome), outcome.status.as_str()),
@@ -226,7 +227,7 @@ impl Run {
         Ok(outcome)
     }
 
-    /// A guest that does not end what it must is broken, and its session with it.
+    /// Ends the session of an unresponsive guest, which did not end a command in time.
     fn unresponsive(&mut self, what: &str) -> Error {
         self.shared.recorder.event(
             &self.live.record,
@@ -251,21 +252,24 @@ impl Run {
         if news {
             self.live.gone()
         } else {
-            misbehaved(&self.session_id, "it hung up in the middle of a run")
+            misbehaved(
+                &self.session_id,
+                "it closed the connection in the middle of a run",
+            )
         }
     }
 
     fn fail(&mut self, error: Error) -> Error {
         if let Error::GuestMisbehaved { what, .. } = &error {
-            tracing::warn!(session = %self.session_id, what, "a sandbox's agent misbehaved");
+            tracing::warn!(session = %self.session_id, what, "a sandbox's agent violated the protocol");
         }
         let detail = json!({ "status": "failed", "error": error.to_string() });
         self.over(RunEnd::Failed, detail);
         error
     }
 
-    /// Records the end, unless the server's stop has, closes the connection, lets go of the session, and of
-    /// one for this run alone for good.
+    /// Records the end, unless shutdown has, closes the connection, and releases the session; one created for
+    /// this run alone is destroyed.
     fn over(&mut self, end: RunEnd, detail: Value) {
         self.stage = Stage::Over;
         let under_way = self
@@ -286,8 +290,8 @@ impl Run {
         if lost_bytes > 0 {
             detail["transcript_lost_bytes"] = json!(lost_bytes);
         }
-        if let Some(kept) = &self.background {
-            detail["run_id"] = json!(kept.id().as_str());
+        if let Some(tracked) = &self.background {
+            detail["run_id"] = json!(tracked.id().as_str());
         }
         recorder.event(record, "run_ended", detail);
     }
@@ -301,20 +305,19 @@ impl Drop for Run {
     }
 }
 
-/// Resolves when a session is paused that was not, or the other way round, and when it is over:
-/// says whether it is.
+/// Resolves when the session is paused, resumed or ending; returns whether it is ending.
 async fn changed(phases: &mut watch::Receiver<Phase>, paused: bool) -> bool {
     let news = |phase: &Phase| phase.is_ending() || (*phase == Phase::Paused) != paused;
-    // A closed channel means that the session is gone too.
+    // A closed channel: the session has ended.
     phases
         .wait_for(news)
         .await
         .map_or(true, |phase| phase.is_ending())
 }
 
-/// Resolves when the server stops; never for a run that outlives it.
+/// Resolves at shutdown; never for a background run, which outlives the server.
 async fn stopped(stop: &mut watch::Receiver<bool>, foreground: bool) {
-    // A closed channel means that the server is gone.
+    // A closed channel: the server has stopped.
     match foreground {
         true => drop(stop.wait_for(|stop| *stop).await),
         false => std::future::pending().await,

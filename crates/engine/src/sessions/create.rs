@@ -1,11 +1,11 @@
-//! Making a session: admit, write down, launch, greet the guest, make it findable.
+//! Session creation: admission, record, sandbox launch, guest handshake, publication.
 //!
-//! With a warm sandbox of a pool the launch and the greeting are over before anybody asks, and what
-//! is written down is a session that can be used.
+//! With a warm sandbox of a pool, launch and handshake are done in advance, and the session is
+//! recorded as active at once.
 //!
 //! The record is written before the sandbox is launched and names it, so a crash at any point
-//! leaves nothing that recovery cannot find; a warm one that is not yet recorded is swept. The work runs in a task of its own: a caller that
-//! goes away interrupts nothing, and what it no longer wants is removed again.
+//! leaves nothing that recovery cannot find; a warm one that is not yet recorded is swept. The work runs in its own task: a caller that
+//! disconnects interrupts nothing, and the session that it no longer wants is destroyed.
 
 use super::destroy::remove;
 use super::{Index, Sessions, Shared, tenant_of};
@@ -27,21 +27,21 @@ use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, oneshot};
 use tokio::time::{Instant, timeout};
 
-/// A fresh guest answers in a millisecond; on a machine under load in a second.
+/// Timeout of the guest handshake: a new guest answers in a millisecond, in a second under load.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a session waits for its turn to get a sandbox: as long as a caller waits for one.
+/// Launch queue timeout: how long a creation waits for a launch slot.
 const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where a session's sandbox comes from.
 enum Source {
-    /// It is there.
+    /// Claimed from a warm pool.
     Warm(Claim),
-    /// It must be made.
+    /// To be launched by this driver.
     Cold(Arc<dyn Driver>),
 }
 
-/// A session that somebody must keep: dropped, it is destroyed.
+/// Drop guard of a new session: destroys it unless [`Owned::keep`] is called.
 pub(crate) struct Owned {
     shared: Arc<Shared>,
     live: Option<Arc<Live>>,
@@ -50,7 +50,7 @@ pub(crate) struct Owned {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Makes a session.
+    /// Creates a session.
     ///
     /// Flow: admit → record as creating → launch → greet → record as active;
     /// with a warm sandbox: admit → record as active.
@@ -91,7 +91,7 @@ impl Sessions {
         let (owned, source) = admitted.map_err(metrics::refused)?;
         let (done, made) = oneshot::channel();
         self.shared.runtime.spawn(async move {
-            // Nobody there to take it: it comes back, is dropped, and so destroyed.
+            // When the caller is gone, the result is dropped here and the session destroyed.
             done.send(build(owned, source, work, since).await).ok();
         });
         made.await.unwrap_or(Err(Error::Stopping))
@@ -101,7 +101,7 @@ impl Sessions {
 // === impl Shared ===
 
 impl Shared {
-    /// Decides whether and where, and takes the place. Nothing is made yet.
+    /// Admission control: checks the request, selects the driver, reserves a slot. Launches nothing.
     fn admit(
         self: &Arc<Self>,
         who: &Principal,
@@ -110,14 +110,15 @@ impl Shared {
     ) -> Result<(Owned, Source), Error> {
         let tenant = tenant_of(who, spec.tenant.as_ref())?.clone();
         self.check_template(&spec.template)?;
+        let (template, image) = self.templates.resolve(&spec.template)?;
         let driver = self.choose(spec.runtime)?;
-        check_ceiling(&spec.limits, &self.config.limits_max)?;
+        let limits = spec.limits.or(self.config.limits);
+        let limits = limits.map_err(|error| Error::Invalid(error.message))?;
+        check_ceiling(&limits, &self.config.limits_max)?;
         let id = spec.id.unwrap_or_else(SessionId::random);
-        // Whoever is refused must not cost a warm sandbox.
+        // Checked before the claim: a refused request must not use up a warm sandbox.
         self.has_place(&self.index(), &id, who.name(), &tenant)?;
-        let claimed = self
-            .pools
-            .claim(&spec.template, driver.kind(), &spec.limits);
+        let claimed = self.pools.claim(&template, driver.kind(), &limits);
         let now = now_ms();
         let record = Session {
             id,
@@ -131,11 +132,11 @@ impl Shared {
             sandbox: claimed
                 .as_ref()
                 .map_or_else(SandboxId::random, |claimed| claimed.id.clone()),
-            template: spec.template,
+            template,
             env: spec.env,
             labels: spec.labels,
-            limits: spec.limits,
-            lifetime: spec.lifetime,
+            limits,
+            lifetime: spec.lifetime.or(self.config.lifetime),
             secrets: spec.secrets,
             egress: spec
                 .egress
@@ -143,13 +144,16 @@ impl Shared {
             created_at: now,
             last_used: now,
             sub_agent: None,
+            image,
         };
         let live = Arc::new(Live::new(record));
         let mut index = self.index();
         let record = &live.record;
-        if let Err(error) = self.has_place(&index, &record.id, who.name(), &record.tenant) {
+        let placed = self.has_place(&index, &record.id, who.name(), &record.tenant);
+        // It may have been deleted since: from here on, the session keeps it from being so.
+        if let Err(error) = placed.and_then(|()| self.templates.still_has(&record.template)) {
             drop(index);
-            // Somebody was quicker.
+            // A concurrent creation took the slot.
             if let Some(claimed) = claimed {
                 claimed.discard();
             }
@@ -169,7 +173,7 @@ impl Shared {
         Ok((Owned::new(self, live), source))
     }
 
-    /// Whether there is room for a session of that name, owner and tenant.
+    /// Quota check: whether a session of that id, owner and tenant fits the session limits.
     pub(super) fn has_place(
         &self,
         index: &Index,
@@ -184,7 +188,7 @@ impl Shared {
         if index.sessions.len() >= max {
             return Err(Error::SessionsFull { max });
         }
-        // Counted only where it can matter: claims are quick, and sessions may be many.
+        // Counted only where the limit can be reached: a claim is fast, and sessions may be many.
         let full = |max: usize, counts: &dyn Fn(&Session) -> bool| {
             let alive = index.sessions.values().filter(|live| counts(&live.record));
             max < index.sessions.len() + 1 && alive.count() >= max
@@ -205,7 +209,7 @@ impl Shared {
     pub(super) fn check_template(&self, template: &Template) -> Result<(), Error> {
         match template {
             Template::Host if !self.config.host_template => Err(Error::HostTemplateOff),
-            Template::Host => Ok(()),
+            Template::Host | Template::Image { .. } => Ok(()),
         }
     }
 }
@@ -241,7 +245,7 @@ impl Owned {
             .expect("it is taken only by keep, which consumes")
     }
 
-    /// It stays.
+    /// Disarms the guard: the session stays.
     pub(crate) fn keep(mut self) -> Arc<Live> {
         self.live.take().expect("it is taken only here, once")
     }
@@ -253,13 +257,13 @@ impl Drop for Owned {
             self.shared.end(
                 &live,
                 "destroyed",
-                "it was made for one call, and that is over",
+                "it was created for one call, which has ended",
             );
         }
     }
 }
 
-/// Whether a session asks for no more than it may.
+/// Checks requested limits against the server's maximum.
 fn check_ceiling(asked: &Limits, max: &Limits) -> Result<(), Error> {
     let below = |quantity: Quantity, asked: u64, max: u64| {
         if asked <= max {
@@ -281,7 +285,7 @@ fn check_ceiling(asked: &Limits, max: &Limits) -> Result<(), Error> {
     below(Quantity::Disk, asked.disk_bytes, max.disk_bytes)
 }
 
-/// Does the work; on failure takes everything back and records why.
+/// Builds the session; on failure rolls back and records the reason.
 async fn build(
     owned: Owned,
     source: Source,
@@ -318,7 +322,7 @@ async fn build(
     }
 }
 
-/// A session with a sandbox that waited for it: all that is left to do is to write it down.
+/// Creation with a warm sandbox: only the record and the egress policy are left to do.
 async fn warm(shared: &Arc<Shared>, live: &Arc<Live>, claim: Claim) -> Result<(), Error> {
     let active = Session {
         phase: Phase::Active,
@@ -341,6 +345,10 @@ async fn cold(
     let spec = SandboxSpec {
         id: record.sandbox.clone(),
         template: record.template.clone(),
+        layers: record
+            .image
+            .as_ref()
+            .map_or_else(Vec::new, |image| image.layers.clone()),
         limits: record.limits,
     };
     let turn = timeout(TURN_TIMEOUT, shared.launches.acquire()).await;
@@ -367,16 +375,16 @@ pub(super) async fn write_down(shared: &Shared, record: &Session) -> Result<(), 
     })
 }
 
-/// Asks a new sandbox's guest whether it is there.
+/// Handshake with a new sandbox's guest, with a timeout.
 pub(crate) async fn greet(sandbox: &dyn Sandbox) -> Result<(), Error> {
     match timeout(HELLO_TIMEOUT, sandbox.guest().hello()).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(e)) => Err(Error::Hello(chain(&e))),
-        Err(_) => Err(Error::Hello(format!("nothing came for {HELLO_TIMEOUT:?}"))),
+        Err(_) => Err(Error::Hello(format!("no reply within {HELLO_TIMEOUT:?}"))),
     }
 }
 
-/// From here on it can be used.
+/// Activates a session: from here on it can be used.
 pub(super) fn open(shared: &Arc<Shared>, live: &Arc<Live>, start: Start) -> Result<(), Error> {
     if !live.activate() {
         return Err(live.gone());

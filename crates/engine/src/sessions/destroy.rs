@@ -1,4 +1,4 @@
-//! Ending a session, whoever wants it: its owner, its lifetime, or the death of its sandbox.
+//! End of a session: by its owner, by expiry, or by the death of its sandbox.
 
 use super::{Sessions, Shared};
 use crate::Error;
@@ -13,22 +13,22 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Pauses between attempts to remove a sandbox: a busy mount is free a moment later.
+/// Back-off between attempts to remove a sandbox: a busy mount is free a moment later.
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Destroys a session. Commands under way in it end; a second caller waits for the same end.
+    /// Destroys a session and kills its commands. Idempotent: a second caller waits for the same end.
     pub async fn destroy(&self, who: &Principal, id: &SessionId) -> Result<(), Error> {
         let audit = self.audited(who, "session.destroy", id.as_str());
         let Some(live) = self.shared.find(who, id) else {
             return audit.end(Err(Error::SessionNotFound(id.clone())));
         };
         let mut phases = live.phases();
-        // One that is being made is first made: nothing else knows how far its launch is.
+        // Waits for a creation in progress: only that knows how far its launch is.
         phases.wait_for(|phase| *phase > Phase::Creating).await.ok();
-        // What a sub-agent started can be ended only while its sandbox runs.
+        // A sub-agent's processes can be killed only while its sandbox runs.
         if live.parent().is_some()
             && let Err(paused) = live.check_awake()
         {
@@ -43,14 +43,14 @@ impl Sessions {
 // === impl Shared ===
 
 impl Shared {
-    /// Begins the end of a session, once; the rest happens by itself and [`Live::ended`] waits for it.
+    /// Begins the end of a session, once; a background task finishes it, and [`Live::ended`] waits for that.
     pub(crate) fn end(self: &Arc<Self>, live: &Arc<Live>, event: &'static str, reason: &str) {
         if live.begin_end(reason) {
             self.end_begun(live, event, reason);
         }
     }
 
-    /// The same of a session in which nothing has been started but one call that failed.
+    /// The same for a session that was used by no more than one failed call; else a no-op.
     pub(crate) fn end_unused(
         self: &Arc<Self>,
         live: &Arc<Live>,
@@ -65,8 +65,8 @@ impl Shared {
     fn end_begun(self: &Arc<Self>, live: &Arc<Live>, event: &'static str, reason: &str) {
         metrics::ended(live.record.runtime, event);
         self.index().retire(live);
-        // While the server stops nothing new begins: recovery ends what is recorded as not over. What began
-        // before, it waits for.
+        // During shutdown no new work begins: the next start's recovery ends sessions that are not recorded as
+        // ended. Work in progress is waited for.
         let Ok(work) = Arc::clone(&self.work).try_read_owned() else {
             live.finish_end(Some("the server is stopping".to_owned()));
             return;
@@ -78,7 +78,7 @@ impl Shared {
         });
     }
 
-    /// Ends a session because of its sandbox: of a sub-agent that is its parent's, who ends with it.
+    /// Ends a session because of its sandbox; for a sub-agent, which shares it, the parent too.
     pub(crate) fn end_sandbox(
         self: &Arc<Self>,
         live: &Arc<Live>,
@@ -110,7 +110,7 @@ impl Shared {
         };
         self.forget_terminals(live).await;
         if let Some(failure) = &failure {
-            tracing::error!(session = %id, sandbox = %live.record.sandbox, failure, "removing a sandbox failed");
+            tracing::error!(session = %id, sandbox = %live.record.sandbox, failure, "sandbox removal failed");
             reason = format!(
                 "{reason}; removing its sandbox failed, the next start of the server tries again: {failure}"
             );
@@ -122,32 +122,32 @@ impl Shared {
         self.store.close_transcript(&record.sandbox);
         self.index().remove(live);
         if let Some(parent) = live.parent() {
-            parent.disown(live);
+            parent.remove_sub_agent(live);
         }
         live.finish_end(failure);
         self.trim().await;
     }
 
-    /// Lets go of a session of which nothing is written down: what is recorded under its name is
-    /// another's, and must not hear of it.
+    /// Drops a live session that has no record: the record under its id belongs to another session and
+    /// must not change.
     pub(super) fn forget(&self, live: &Arc<Live>, reason: &str) {
         live.begin_end(reason);
         self.index().remove(live);
         live.finish_end(None);
     }
 
-    /// A phase that cannot be written is not lost: recovery ends every record without a live sandbox.
+    /// Stores a phase. A failed write is repaired by recovery, which ends every record without a live sandbox.
     async fn record_phase(&self, id: &SessionId, phase: Phase, reason: &str) {
         if let Err(e) = self.store.set_phase(id, phase, reason, now_ms()).await {
-            tracing::warn!(session = %id, phase = phase.as_str(), error = chain(&e), "a phase cannot be written");
+            tracing::warn!(session = %id, phase = phase.as_str(), error = chain(&e), "a session's phase cannot be stored");
         }
     }
 }
 
-/// Removes a session's own sandbox, once nobody freezes it.
+/// Removes a session's own sandbox, after a freeze or thaw in progress.
 async fn remove_sandbox(live: &Live) -> Result<(), DriverError> {
     let _turn = live.pause_turn().await;
-    // Sockets of ours hold its network.
+    // The gate's sockets keep the sandbox's network namespace alive.
     live.set_gate(None);
     match live.sandbox() {
         Some(sandbox) => remove(sandbox).await,
@@ -155,7 +155,7 @@ async fn remove_sandbox(live: &Live) -> Result<(), DriverError> {
     }
 }
 
-/// Destroys a sandbox, with some patience.
+/// Destroys a sandbox, with retries and back-off.
 pub(crate) async fn remove(sandbox: &Arc<dyn Sandbox>) -> Result<(), DriverError> {
     for pause in RETRY_PAUSES {
         if sandbox.destroy().await.is_ok() {
@@ -166,8 +166,8 @@ pub(crate) async fn remove(sandbox: &Arc<dyn Sandbox>) -> Result<(), DriverError
     sandbox.destroy().await
 }
 
-/// What to do about a memory limit that was too low. A session keeps the limits that it was made
-/// with, so no flag of a later run raises it.
+/// Hint for a session that ran out of memory. A session keeps the limits of its creation,
+/// so no flag of a later run raises them.
 fn more_memory(limit_bytes: u64, max_bytes: u64) -> String {
     let limit = k8e_model::size_text(limit_bytes);
     match limit_bytes.saturating_mul(2).min(max_bytes) {
@@ -183,7 +183,7 @@ fn more_memory(limit_bytes: u64, max_bytes: u64) -> String {
     }
 }
 
-/// Ends the session when its sandbox dies by itself.
+/// Background task: ends the session when its sandbox dies.
 pub(super) async fn watch_over(shared: Arc<Shared>, live: Arc<Live>) {
     let Some(sandbox) = live.sandbox() else {
         return;

@@ -1,4 +1,4 @@
-//! What a session may reach: changing it while it runs, and seeing what it tried.
+//! Egress policy of a live session: change, enforcement, and the flow log.
 
 use super::{Sessions, Shared};
 use crate::Error;
@@ -11,16 +11,16 @@ use k8e_model::{EgressPolicy, Flow, Principal, SessionId};
 use serde_json::json;
 use std::sync::Arc;
 
-/// What a session tried to reach, the oldest first.
+/// Stream of a session's egress flows, the oldest first.
 pub struct FlowStream(BoxStream<'static, Flow>);
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Replaces all that a session may reach, and returns what it may reach now.
+    /// Replaces a session's egress policy; returns the new one.
     ///
-    /// Flow: write down → make it true. A crash between the two makes it true at the next start.
-    /// Guarantees: changes of one session happen one after the other, and one that was begun is
+    /// Flow: store → enforce. After a crash between the two, recovery enforces the stored policy.
+    /// Guarantees: changes of one session are serialized, and one that was begun is
     /// finished, also when the returned future is dropped.
     pub async fn set_allowed_hosts(
         &self,
@@ -57,8 +57,8 @@ impl Sessions {
         change.await.unwrap_or(Err(Error::Stopping))
     }
 
-    /// What a session tried to reach and what became of it: what is kept of that, and with
-    /// `follow` what comes, until the session ends or the server stops.
+    /// Egress flows of a session, allowed and denied: the retained ones, and with `follow` new
+    /// ones, until the session ends or the server stops.
     pub async fn watch_egress(
         &self,
         who: &Principal,
@@ -87,7 +87,7 @@ impl Sessions {
 // === impl FlowStream ===
 
 impl FlowStream {
-    /// The next one; none at the end. Cancel safe.
+    /// The next flow; none at the end. Cancel safe.
     pub async fn next(&mut self) -> Option<Flow> {
         self.0.next().await
     }
@@ -106,7 +106,7 @@ impl Shared {
         if !self.store.set_egress(&live.record.id, &policy).await? {
             return Err(live.gone());
         }
-        // Not found by runs until it is what they ask for.
+        // Not reusable until the policy that runs select by is enforced.
         self.index().withdraw(live);
         live.set_egress(policy.clone());
         self.apply_egress(live, &policy).await?;
@@ -117,7 +117,7 @@ impl Shared {
         Ok(policy)
     }
 
-    /// Makes a policy true for a sandbox: before its session can be used, and at each change.
+    /// Enforces a policy on a sandbox: before its session is active, and at each change.
     pub(super) async fn apply_egress(
         &self,
         live: &Live,
@@ -130,7 +130,7 @@ impl Shared {
             }
             (None, None) => None,
         };
-        // Without a network a sandbox reaches nothing, which no policy forbids.
+        // A sandbox without a network satisfies every policy.
         let Some(gate) = gate else {
             return Ok(());
         };
@@ -144,10 +144,10 @@ impl Shared {
     }
 }
 
-/// What is kept of a session's attempts, and what comes if that is wanted.
+/// Retained flows of a session, followed by new ones with `follow`.
 fn flows(live: &Live, follow: bool) -> BoxStream<'static, Flow> {
     let Some(gate) = live.gate() else {
-        // Without a network there are no attempts.
+        // Without a network there are no flows.
         return match follow {
             true => stream::pending().boxed(),
             false => stream::empty().boxed(),

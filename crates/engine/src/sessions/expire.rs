@@ -1,4 +1,5 @@
-//! Ends sessions whose time is over, and removes old records. One task, woken at the next deadline.
+//! TTL expiry and idle expiry of sessions, and retention of the records of ended ones. One background task, woken at the
+//! next deadline.
 
 use super::Shared;
 use crate::error::chain;
@@ -8,10 +9,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// How often old records are looked for, at least.
+/// Longest interval between retention passes.
 const PURGE_EVERY: Duration = Duration::from_secs(600);
 
-/// Runs until shutdown.
+/// Background task: expires sessions until shutdown.
 pub(super) async fn expire(shared: Arc<Shared>) {
     let mut purge_at = Instant::now();
     loop {
@@ -33,8 +34,8 @@ pub(super) async fn expire(shared: Arc<Shared>) {
 // === impl Shared ===
 
 impl Shared {
-    /// Ends what is due; returns when the next one may be. A use only ever moves an end further
-    /// away, so it does not touch the deadlines: one that was used since is put back here.
+    /// Ends sessions that are due; returns the next deadline. A use only ever postpones expiry,
+    /// so it does not touch the queue of deadlines: a session used since is rescheduled here.
     fn expire_due(self: &Arc<Self>, now: Instant) -> Option<Instant> {
         loop {
             let mut index = self.index();
@@ -61,16 +62,20 @@ impl Shared {
         let kept = i64::try_from(self.config.ended_kept.as_millis()).unwrap_or(i64::MAX);
         match self.store.purge_ended(now_ms().saturating_sub(kept)).await {
             Ok(0) => {}
-            Ok(sessions) => tracing::debug!(sessions, "removed old records"),
-            Err(e) => tracing::warn!(error = chain(&e), "old records cannot be removed"),
+            Ok(sessions) => tracing::debug!(sessions, "retention: removed expired records"),
+            Err(e) => tracing::warn!(
+                error = chain(&e),
+                "retention: expired records cannot be removed"
+            ),
         }
         self.trim().await;
     }
 
-    /// Keeps what is left of ended sessions within its bounds. Called at every end.
+    /// Retention by count and size of what ended sessions leave. Called at every end; single-flight.
     pub(super) async fn trim(&self) {
         self.trim_again.store(true, Ordering::SeqCst);
-        // One does it for all. Who asks when that one has looked for the last time does it himself.
+        // Single-flight: one caller trims for all. A caller that comes after its last check of the flag
+        // runs the loop itself.
         while self.trim_again.load(Ordering::SeqCst) {
             let Ok(_trimming) = self.trimming.try_lock() else {
                 return;
@@ -87,14 +92,17 @@ impl Shared {
             if !self.store.ended_too_many(records_max, bytes_max).await? {
                 return Ok(0);
             }
-            // What is still on its way would make a removed transcript anew.
+            // Queued output would create a removed transcript again.
             self.recorder.flush().await;
             self.store.trim_ended(records_max, bytes_max).await
         };
         match trimmed.await {
             Ok(0) => {}
-            Ok(sessions) => tracing::debug!(sessions, "removed records: there were too many"),
-            Err(e) => tracing::warn!(error = chain(&e), "surplus records cannot be removed"),
+            Ok(sessions) => tracing::debug!(sessions, "retention: removed records over the limit"),
+            Err(e) => tracing::warn!(
+                error = chain(&e),
+                "retention: records over the limit cannot be removed"
+            ),
         }
     }
 }

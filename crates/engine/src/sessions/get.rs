@@ -1,4 +1,4 @@
-//! Looking at sessions and at the server.
+//! Status of sessions, runtimes, pools and the server; readiness.
 
 use super::{Sessions, tenant_of};
 use crate::Error;
@@ -12,66 +12,66 @@ use k8e_model::{
 use k8e_store::SessionQuery;
 use std::collections::HashSet;
 
-/// A session, as it is shown.
+/// Status of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionView {
-    /// Its record, as it is now.
+    /// Its record with the current state.
     pub session: Session,
-    /// When it ends if nobody uses it from now on; none is never.
+    /// Expiry time (TTL or idle timeout) if it is not used from now on; none is never.
     pub expires_at: Option<UnixMillis>,
-    /// How often its limits were hit.
+    /// Counters of hit limits (OOM kills, refused forks).
     pub limit_events: LimitEvents,
-    /// What it can reach, in words; the rules are in its record.
+    /// Summary of its egress policy for people; the rules are in its record.
     pub network: String,
-    /// Background runs that are not over.
+    /// Number of running background runs.
     pub background_runs: usize,
 }
 
-/// Which sessions to list; none is any.
+/// Filter of a session list; none matches any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListFilter {
-    /// In this phase.
+    /// Phase to match.
     pub phase: Option<Phase>,
-    /// Of this tenant.
+    /// Tenant to match.
     pub tenant: Option<TenantId>,
 }
 
-/// The server, as it is shown.
+/// Status of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerStatus {
-    /// Of this build.
+    /// Version of this build.
     pub version: &'static str,
-    /// In the order of preference.
+    /// Runtimes in the order of preference.
     pub runtimes: Vec<RuntimeStatus>,
-    /// What a session gets that asks for none. When it does not work now, none is made.
+    /// Default runtime (when the request sets none). While it is broken, such requests fail.
     pub default_runtime: Option<RuntimeKind>,
-    /// Of a session that does not say.
+    /// Default resource limits (when the request sets none).
     pub limits: Limits,
-    /// Sessions that are not over.
+    /// Live sessions.
     pub active: usize,
-    /// How many may be.
+    /// Limit of live sessions.
     pub max: usize,
-    /// What a sandbox can reach whose session does not say, in words.
+    /// Summary of the default egress policy, for people.
     pub network: String,
-    /// When this server started.
+    /// Start time of the server.
     pub started_at: UnixMillis,
 }
 
-/// A runtime, as it is shown.
+/// Status of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeStatus {
-    /// Which.
+    /// The runtime.
     pub kind: RuntimeKind,
     /// Whether it works here.
     pub usable: bool,
-    /// Why not, or what is weaker than it could be here; may be empty.
+    /// Why it is not usable, or which of its isolation features are missing here; may be empty.
     pub reason: String,
 }
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// The server, its runtimes, limits and load. Asks the drivers anew that work or are not installed.
+    /// Status of the server: runtimes, limits and load. Probes the drivers, except broken ones.
     pub fn status(&self) -> ServerStatus {
         let shared = &self.shared;
         let probed = shared.probe_all();
@@ -88,12 +88,19 @@ impl Sessions {
         }
     }
 
-    /// Whether a session that asks for no runtime could be made now, or why not. Drivers are not asked anew: whoever asks
-    /// this asks often.
+    /// Readiness: whether a session with the default runtime could be created now, from the template `host` or,
+    /// where that is off, from any. Uses cached probes, because readiness is polled often.
     pub async fn ready(&self) -> Result<(), Error> {
         self.shared.store.ping().await?;
-        self.shared.check_template(&Template::default())?;
+        if self.shared.templates.is_empty() {
+            self.shared.check_template(&Template::default())?;
+        }
         self.shared.choose(None).map(drop)
+    }
+
+    /// Default egress policy (when the request sets none).
+    pub fn egress_default(&self) -> EgressPolicy {
+        self.shared.config.egress_default.clone()
     }
 
     /// The pools of warm sandboxes.
@@ -101,7 +108,7 @@ impl Sessions {
         self.shared.pools.status()
     }
 
-    /// A session, also for a while after it ended.
+    /// Status of a session; also after it ended, for the retention time.
     pub async fn get(&self, who: &Principal, id: &SessionId) -> Result<SessionView, Error> {
         if let Some(live) = self.shared.find(who, id) {
             return Ok(self.view(&live));
@@ -126,7 +133,7 @@ impl Sessions {
                     .as_ref()
                     .is_none_or(|tenant| *tenant == session.tenant)
         };
-        // Memory first: one that ends meanwhile is then seen twice rather than not at all.
+        // Memory before the store: a session that ends meanwhile is seen twice rather than not at all.
         let live: Vec<_> = self.shared.index().sessions.values().cloned().collect();
         let mut views: Vec<_> = live
             .iter()
@@ -168,7 +175,7 @@ impl Sessions {
         }
     }
 
-    /// A record without a live session is of one that is over, whatever could be written at its end.
+    /// A record without a live session has ended, whatever phase was stored last.
     fn view_ended(&self, record: Session) -> SessionView {
         SessionView {
             expires_at: None,
@@ -183,7 +190,7 @@ impl Sessions {
     }
 }
 
-/// While it is paused only its ttl counts.
+/// Expiry time of a session. While it is paused only its TTL counts.
 fn ends_at(session: &Session) -> Option<UnixMillis> {
     let mut lifetime = session.lifetime;
     if session.phase == Phase::Paused {

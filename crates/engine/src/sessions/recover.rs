@@ -1,4 +1,4 @@
-//! Coming back after a stop or a crash: what lives is adopted, what died is recorded, the rest is swept away.
+//! Crash recovery: after a stop or a crash live sandboxes are adopted, ended sessions recorded, leftovers swept.
 
 use super::Shared;
 use super::create::HELLO_TIMEOUT;
@@ -18,19 +18,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Sandboxes that are taken over at once, and guests that are greeted at once.
+/// Concurrent adoptions of sandboxes, and concurrent guest handshakes.
 const ADOPTED_AT_ONCE: usize = 16;
 
-/// Between attempts to reach a guest whose queue of connections is full.
+/// Delay between attempts to connect to a guest whose connection queue is full.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 // === impl Shared ===
 
 impl Shared {
-    /// Makes the index and the machine what the records say, and the records what is true.
+    /// Reconciles the index and the machine with the records, and ends records without a sandbox.
     ///
-    /// Drivers are asked, guests are not: what a guest says or does not say is hostile, and must
-    /// not keep a server from opening its doors. They are greeted behind its back.
+    /// Waits for drivers, not for guests, which are untrusted and must not delay the start of the
+    /// server: guest handshakes run in the background.
     pub(super) async fn recover(self: &Arc<Self>) -> Result<(), Error> {
         let records = self.store.unended_sessions(now_ms()).await?;
         self.record_lost_runs(&records).await?;
@@ -53,7 +53,7 @@ impl Shared {
         for child in children {
             self.recover_sub_agent(child).await?;
         }
-        // Who is paused does not answer.
+        // A paused guest does not answer.
         let awake = adopted
             .into_iter()
             .filter(|live| live.phase() != Phase::Paused)
@@ -62,7 +62,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Foreground runs end with the server, however that ends: what a killed one could not write down.
+    /// Foreground runs end with the server: records the end of those that a killed server could not record.
     async fn record_lost_runs(&self, records: &[Session]) -> Result<(), Error> {
         let lost = self.store.unended_foreground_runs().await?;
         for record in records {
@@ -80,16 +80,16 @@ impl Shared {
             match driver.sweep(keep).await {
                 Ok(swept) if swept.is_empty() => {}
                 Ok(swept) => {
-                    tracing::info!(runtime = %driver.kind(), sandboxes = swept.len(), "removed leftovers")
+                    tracing::info!(runtime = %driver.kind(), sandboxes = swept.len(), "sweep: removed leftover sandboxes")
                 }
                 Err(e) => {
-                    tracing::warn!(runtime = %driver.kind(), error = chain(&e), "leftovers cannot be removed")
+                    tracing::warn!(runtime = %driver.kind(), error = chain(&e), "sweep: leftover sandboxes cannot be removed")
                 }
             }
         }
     }
 
-    /// The session, when it goes on.
+    /// Adopts a session's sandbox; none when the session has ended.
     async fn recover_one(
         self: &Arc<Self>,
         mut record: Session,
@@ -100,14 +100,19 @@ impl Shared {
                 record.phase = phase;
                 let live = Arc::new(Live::new(record));
                 live.set_sandbox(sandbox);
-                let applied = self.apply_egress(&live, &live.record.egress).await;
+                let saved = live.sandbox().is_some_and(|sandbox| sandbox.is_saved());
+                let applied = match saved {
+                    // It gets a gate when it is restored.
+                    true => Ok(()),
+                    false => self.apply_egress(&live, &live.record.egress).await,
+                };
                 self.index().sessions.insert(id, Arc::clone(&live));
                 self.recorder.event(&live.record, "recovered", json!({}));
                 metrics::recovered(live.record.runtime);
                 self.publish(&live);
                 if let Err(error) = applied {
                     let reason = format!(
-                        "what it may reach could not be enforced when the server came back: {}",
+                        "its egress policy could not be enforced when the server came back: {}",
                         chain(&error)
                     );
                     self.end(&live, "ended", &reason);
@@ -122,7 +127,7 @@ impl Shared {
         }
     }
 
-    /// A sub-agent goes on when its parent does, and is as that is.
+    /// Recovers a sub-agent with its parent, in the parent's phase.
     async fn recover_sub_agent(self: &Arc<Self>, mut record: Session) -> Result<(), Error> {
         let parent = record.sub_agent.as_ref().map(|sub| &sub.parent);
         let parent = parent.and_then(|parent| self.find_any(parent));
@@ -137,21 +142,21 @@ impl Shared {
         };
         let was = std::mem::replace(&mut record.phase, parent.phase());
         let live = Arc::new(Live::new_child(record, &parent));
-        parent.adopt_again(&live);
+        parent.restore_sub_agent(&live);
         let id = live.record.id.clone();
         self.index().sessions.insert(id, Arc::clone(&live));
         self.recorder.event(&live.record, "recovered", json!({}));
         metrics::recovered(live.record.runtime);
         self.publish(&live);
         if was.is_ending() {
-            // What it started may still be there.
+            // Its processes may still run.
             let reason = "the server stopped while it was being removed";
             self.end(&live, "ended", reason);
         }
         Ok(())
     }
 
-    /// Writes down that a session did not come through.
+    /// Records the end of a session that could not be recovered.
     async fn record_end(&self, record: &Session, reason: &str) -> Result<(), Error> {
         self.store
             .set_phase(&record.id, Phase::Ended, reason, now_ms())
@@ -162,7 +167,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Its sandbox and what its phase is now, or why its session is over.
+    /// Adopts the sandbox; returns it with its phase, or the reason why the session ends.
     async fn try_adopt(&self, record: &Session) -> Result<(Arc<dyn Sandbox>, Phase), String> {
         match record.phase {
             Phase::Creating => return Err("the server stopped while it was being made".to_owned()),
@@ -180,21 +185,21 @@ impl Shared {
                 record.runtime
             ));
         };
-        match driver.adopt(&record.sandbox).await {
+        match driver.adopt(&record.sandbox, &record.limits).await {
             Ok(Some(sandbox)) => {
-                let phase = self.settle(&record.id, record.phase, &*sandbox).await?;
+                let phase = self.reconcile(&record.id, record.phase, &*sandbox).await?;
                 Ok((sandbox.into(), phase))
             }
             Ok(None) => Err("the sandbox was gone when the server came back".to_owned()),
             Err(e) => Err(format!(
-                "the sandbox could not be taken over when the server came back: {}",
+                "the sandbox could not be adopted when the server came back: {}",
                 chain(&e)
             )),
         }
     }
 
-    /// Ends a session whose guest does not answer. Until then it is like any other: whoever uses
-    /// it finds out for himself.
+    /// Guest handshake after adoption: ends a session whose guest does not answer. Until then the
+    /// session can be used, and calls fail with their own timeout.
     async fn greet(self: &Arc<Self>, live: Arc<Live>) {
         let Some(sandbox) = live.sandbox() else {
             return;
@@ -212,7 +217,7 @@ impl Shared {
     }
 }
 
-/// A guest that is in use again already may have no place for a connection just now.
+/// Handshake with retries: a guest that is in use already may have a full connection queue.
 async fn hello(guest: &GuestAddress) -> Result<(), WireError> {
     loop {
         match guest.hello().await {
@@ -222,7 +227,7 @@ async fn hello(guest: &GuestAddress) -> Result<(), WireError> {
     }
 }
 
-/// Greets every guest that was taken over; those that hang hold up only the greeting of others.
+/// Handshakes with all adopted guests, in the background; one that hangs delays only other handshakes.
 async fn greet_all(shared: Arc<Shared>, adopted: Vec<Arc<Live>>) {
     let greeted = futures::stream::iter(adopted)
         .for_each_concurrent(ADOPTED_AT_ONCE, |live| shared.greet(live));

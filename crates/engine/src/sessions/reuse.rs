@@ -15,20 +15,21 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// How often a session is chosen when the one found turns out to be dead.
+/// How often a session is selected when the one found turns out to have ended. Nothing is sent twice: the command had not
+/// started. Retries of the call itself are in [`k8e_driver::GuestAddress::call`].
 const TRIES: usize = 3;
 
 /// Unused locks that are kept before they are cleared out.
 const LOCKS_KEPT: usize = 64;
 
-/// Sessions that runs may use again, and who is making one.
+/// Reusable sessions by caller, and single-flight locks of creations in progress.
 #[derive(Default)]
 pub(super) struct Reusable {
     sessions: HashMap<Caller, Vec<(Options, Arc<Live>)>>,
     making: HashMap<(Caller, Options), Weak<tokio::sync::Mutex<()>>>,
 }
 
-/// Who may use a session again.
+/// First part of the reuse key: principal, client kind and tenant.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Caller {
     owner: String,
@@ -54,8 +55,8 @@ struct Canonical<'a> {
     egress: Vec<String>,
 }
 
-/// A session that was made for a first command which has not started yet: dropped, it is destroyed,
-/// unless somebody else uses it by then.
+/// Drop guard of a session whose first command has not started yet: dropped, it is destroyed,
+/// unless another call uses it by then.
 struct Unstarted {
     shared: Arc<Shared>,
     live: Option<Arc<Live>>,
@@ -71,8 +72,8 @@ impl Sessions {
         Some(live.record.id.clone())
     }
 
-    /// Starts something in the session for `spec`; says whether that was made just now. Of many callers
-    /// at once, one makes it. One whose first command does not start is not kept.
+    /// Starts something in the session for `spec`; returns whether the session is new. Of many callers
+    /// at once, one creates it (single-flight). One whose first command does not start is destroyed.
     pub(crate) async fn start_in_run_session<T, F>(
         &self,
         who: &Principal,
@@ -87,7 +88,7 @@ impl Sessions {
             let (live, unstarted) = self.choose_session(who, spec).await?;
             let created = unstarted.is_some();
             match start(live, created).await {
-                // Found dead: there will be a new one.
+                // The session found has ended: select again.
                 Err(Error::SessionEnded { .. }) if !created && tries < TRIES => tries += 1,
                 started => {
                     let started = started?;
@@ -106,7 +107,7 @@ impl Sessions {
         spec: &SessionSpec,
     ) -> Result<(Arc<Live>, Option<Unstarted>), Error> {
         let shared = &self.shared;
-        // Without a runtime there is no session either: making one says why.
+        // Without a runtime there is no session either: creation returns the error.
         let key = shared.reuse_key(who, spec);
         let find = || {
             let (caller, options) = key.as_ref()?;
@@ -134,7 +135,7 @@ impl Sessions {
 // === impl Shared ===
 
 impl Shared {
-    /// Under which a session for `spec` is found again; none where no runtime is installed, or for a tenant
+    /// Reuse key of a session for `spec`; none where no runtime is installed, or for a tenant
     /// that the caller may not use.
     fn reuse_key(&self, who: &Principal, spec: &SessionSpec) -> Option<(Caller, Options)> {
         // Named one by one, so that a new option cannot be forgotten.
@@ -154,16 +155,19 @@ impl Shared {
         let caller = Caller {
             owner: who.name().to_owned(),
             client: client.clone(),
-            // One that it may not use: making a session says so.
+            // A tenant that the caller may not use: creation returns the error.
             tenant: tenant_of(who, tenant.as_ref()).ok()?.clone(),
         };
+        // One that is not known: making a session says so.
+        let (template, _) = self.templates.resolve(template).ok()?;
         let options = Options::new(Canonical {
             runtime: runtime.or_else(|| self.default_runtime())?,
-            template,
+            template: &template,
             env,
             labels,
-            limits,
-            lifetime,
+            // Invalid limits: creation returns the error.
+            limits: &limits.or(self.config.limits).ok()?,
+            lifetime: &lifetime.or(self.config.lifetime),
             secrets,
             egress: entries(egress.as_ref().unwrap_or(&self.config.egress_default)),
         });
@@ -193,7 +197,7 @@ impl Shared {
 // === impl Index ===
 
 impl Index {
-    /// Lets runs find a session, if one made it: under the options that it has now.
+    /// Makes a session that a run created available for reuse, under its current options.
     pub(super) fn offer(&mut self, live: &Arc<Live>) {
         if live.record.origin != SessionOrigin::Run || live.phase().is_ending() {
             return;
@@ -204,7 +208,7 @@ impl Index {
         sessions.push((options, Arc::clone(live)));
     }
 
-    /// No run finds it any more.
+    /// Takes a session out of reuse.
     pub(super) fn withdraw(&mut self, live: &Live) {
         let caller = Caller::of(&live.record);
         let Some(sessions) = self.reusable.sessions.get_mut(&caller) else {
@@ -220,7 +224,7 @@ impl Index {
 // === impl Reusable ===
 
 impl Reusable {
-    /// Held while a session is looked for and made, so that only one is.
+    /// Single-flight lock of a reuse key: held while a session is looked up and created.
     fn lock(&mut self, caller: &Caller, options: Options) -> Arc<tokio::sync::Mutex<()>> {
         if self.making.len() > LOCKS_KEPT {
             self.making.retain(|_, lock| lock.strong_count() > 0);
@@ -249,7 +253,7 @@ impl Caller {
 // === impl Options ===
 
 impl Options {
-    /// Of a session that may reach `egress` now.
+    /// Digest of a session's options with its current egress policy.
     fn of(record: &Session, egress: &EgressPolicy) -> Self {
         Self::new(Canonical {
             runtime: record.runtime,
@@ -287,7 +291,7 @@ impl Unstarted {
             .expect("it is taken only by keep, which consumes")
     }
 
-    /// Its first command runs: it stays.
+    /// Disarms the guard: the first command runs, the session stays.
     fn keep(mut self) {
         self.live = None;
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// How often a runtime that is installed but does not work is tried again: a try costs as much as a launch.
+/// Probe interval of broken runtimes: a probe costs as much as a launch.
 const PROBE_AGAIN_EVERY: Duration = Duration::from_secs(30);
 
 /// Probes broken runtimes until shutdown.
@@ -45,7 +45,7 @@ async fn probe_one(shared: &Shared, at: usize) {
 // === impl Shared ===
 
 impl Shared {
-    /// Asks every driver anew, but those that were broken: they are probed in the background.
+    /// Probes every driver, except broken ones, which are probed in the background.
     pub(super) fn probe_all(&self) -> Vec<(RuntimeKind, Probe)> {
         for (at, driver) in self.drivers.iter().enumerate() {
             if !self.is_broken(at) {
@@ -121,7 +121,7 @@ impl Shared {
     }
 }
 
-/// Nothing here can make a sandbox.
+/// Error when no runtime is installed.
 fn no_runtime() -> Error {
     Error::Runtime(
         "no runtime works on this machine: `k8e check-config` says what each one lacks".to_owned(),

@@ -1,7 +1,7 @@
-//! Sub-agents: sessions of their own that live in the sandbox of another.
+//! Sub-agents: sessions that share the sandbox of their parent session.
 //!
 //! A sub-agent has its own record, history, runs and terminals. Sandbox, network, limits and files
-//! are its parent's, so its end is not a sandbox's: what it started is looked for and ended.
+//! are its parent's, so its end removes no sandbox: its processes are found and killed.
 
 use super::create::{open, write_down};
 use super::{Owned, Sessions, Shared, tenant_of};
@@ -22,13 +22,13 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// What a guest gets to end all that a sub-agent started: each part takes it a few seconds at most.
+/// Timeout for a guest to kill all processes of a sub-agent: each step takes a few seconds at most.
 const END_WITHIN: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Makes a sub-agent of a session.
+    /// Creates a sub-agent of a session.
     ///
     /// Guarantees: on failure, or when the returned future is dropped, nothing is left but maybe the
     /// directory that was asked for.
@@ -65,7 +65,7 @@ impl Sessions {
         let (done, made) = oneshot::channel();
         self.shared.runtime.spawn(async move {
             let _work = work;
-            // Nobody there to take it: it comes back, is dropped, and so ended.
+            // When the caller is gone, the result is dropped here and the sub-agent ended.
             done.send(build(owned, parent, spec, since).await).ok();
         });
         let live = made.await.unwrap_or(Err(Error::Stopping))?.keep();
@@ -76,7 +76,7 @@ impl Sessions {
 // === impl Shared ===
 
 impl Shared {
-    /// Takes a place among the sessions, and among the parent's own.
+    /// Admission control: reserves a slot within the session limits and the parent's limit of sub-agents.
     fn admit_sub_agent(
         self: &Arc<Self>,
         parent: &Arc<Live>,
@@ -90,7 +90,7 @@ impl Shared {
             } = &live.record;
             self.has_place(&index, id, owner, tenant)
                 .map_err(metrics::refused)?;
-            parent.adopt(&live)?;
+            parent.add_sub_agent(&live)?;
             index.sessions.insert(id.clone(), Arc::clone(&live));
         }
         Ok(Owned::new(self, live))
@@ -100,7 +100,7 @@ impl Shared {
     pub(super) async fn end_sub_agents(self: &Arc<Self>, parent: &Live) {
         for child in parent.children() {
             let mut phases = child.phases();
-            // One that is being made fails to be, or is made.
+            // Waits for a creation in progress.
             phases.wait_for(|phase| *phase > Phase::Creating).await.ok();
             let reason = format!("its parent {} ended", parent.record.id);
             self.end(&child, "destroyed", &reason);
@@ -108,8 +108,8 @@ impl Shared {
         }
     }
 
-    /// Ends all that a sub-agent started, as far as its guest does; when its parent ends, so does
-    /// everything.
+    /// Kills all that a sub-agent started, best effort: what is left ends with the parent's
+    /// sandbox.
     pub(super) async fn end_inside(&self, child: &Arc<Live>, parent: &Arc<Live>) {
         let mut phases = parent.phases();
         let (paused, mut left) = (phases.clone(), END_WITHIN);
@@ -120,7 +120,7 @@ impl Shared {
         };
         if !matches!(ended, Some(Ok(()))) {
             let reason = ended.map_or_else(|| "it took too long".to_owned(), error_text);
-            tracing::warn!(session = %child.record.id, reason, "processes of a sub-agent may live on until its parent ends");
+            tracing::warn!(session = %child.record.id, reason, "processes of a sub-agent may run until its parent ends");
         }
     }
 
@@ -128,22 +128,22 @@ impl Shared {
         for id in self.background.of(child) {
             let id = id.to_string();
             let end = request::Call::EndRun(EndRun { id: id.clone() });
-            // One that its guest does not know is over.
-            self.tell_guest(parent, end).await.ok();
+            // Fails for a run that has ended.
+            self.call_guest(parent, end).await.ok();
             let forget = request::Call::ForgetRun(ForgetRun { id });
-            self.tell_guest(parent, forget).await.ok();
+            self.call_guest(parent, forget).await.ok();
         }
         for terminal in self.terminals.of(child) {
             let id = terminal.id.to_string();
             let end = request::Call::EndTerminal(EndTerminal { id, grace_ms: 0 });
-            self.tell_guest(parent, end).await.ok();
+            self.call_guest(parent, end).await.ok();
         }
         let env = Bytes::from(format!("{SESSION_VARIABLE}={}", child.record.id));
         let end = request::Call::EndProcesses(EndProcesses { env });
-        self.tell_guest(parent, end).await
+        self.call_guest(parent, end).await
     }
 
-    async fn tell_guest(&self, live: &Arc<Live>, call: request::Call) -> Result<(), Error> {
+    async fn call_guest(&self, live: &Arc<Live>, call: request::Call) -> Result<(), Error> {
         let used = live.begin_anyway(Purpose::Lend, &self.recorder)?;
         let mut call = Call::start(used, call, "end a sub-agent".to_owned()).await?;
         call.reply().await.map(|_| ())
@@ -157,7 +157,7 @@ fn error_text(ended: Result<(), Error>) -> String {
         .unwrap_or_default()
 }
 
-/// All but its name, its history and its place is its parent's.
+/// Record of a sub-agent: its parent's, with its own id, times and working directory.
 fn record(parent: &Session, spec: &SubAgentSpec) -> Session {
     let now = now_ms();
     Session {
@@ -166,7 +166,7 @@ fn record(parent: &Session, spec: &SubAgentSpec) -> Session {
         phase: Phase::Creating,
         reason: String::new(),
         sandbox: SandboxId::random(),
-        // Its parent's ttl ends it too.
+        // The parent's TTL ends it too.
         lifetime: Lifetime {
             ttl: None,
             ..parent.lifetime
@@ -182,7 +182,7 @@ fn record(parent: &Session, spec: &SubAgentSpec) -> Session {
     }
 }
 
-/// Makes its directory, writes it down, and lets it be used; on failure it is over.
+/// Creates its directory, stores and activates it; on failure ends it.
 async fn build(
     owned: Owned,
     parent: Arc<Live>,
@@ -198,6 +198,7 @@ async fn build(
                 path: Bytes::copy_from_slice(path.as_bytes()),
                 parents: true,
                 mode: 0,
+                user: String::new(),
             });
             let what = format!("make directory {}", spec.cwd());
             let mut call = Call::start(used, make, what).await?;

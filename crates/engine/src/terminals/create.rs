@@ -1,4 +1,4 @@
-//! Making a terminal.
+//! Creation of a terminal (PTY).
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "any other reply is out of turn, also one that does not exist yet"
@@ -18,23 +18,23 @@ use k8e_wire::proto::{CreateTerminal, EndTerminal, Started, reply, request};
 use serde_json::json;
 use std::sync::Arc;
 
-/// A terminal to be made.
+/// Request for a new terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TerminalRequest {
-    /// Where.
+    /// Session to create it in.
     pub target: RunTarget,
-    /// What runs on it: a program with its arguments.
+    /// Command that runs on it: a program with its arguments.
     pub command: Command,
-    /// Its size; 0 is the usual.
+    /// Height in characters; 0 is 24.
     pub rows: u16,
-    /// Its size; 0 is the usual.
+    /// Width in characters; 0 is 80.
     pub cols: u16,
 }
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Makes a terminal, in a session that is there or made for it; says whether it was made.
+    /// Creates a terminal, in an existing session or one created for it; returns whether the session is new.
     pub async fn create_terminal(
         &self,
         who: &Principal,
@@ -68,7 +68,7 @@ impl Sessions {
         self.start_in_run_session(who, &spec, start).await
     }
 
-    /// Goes on when this is dropped: one that was made is then listed.
+    /// Runs in its own task, to the end also when this future is dropped: the terminal is then listed.
     async fn begin_terminal(
         &self,
         live: Arc<Live>,
@@ -144,7 +144,7 @@ impl Shared {
         })
     }
 
-    /// Takes a place, or says that there is none.
+    /// Reserves a slot within the limits of the session and the server.
     fn reserve(&self, live: &Arc<Live>, record: &TerminalRecord) -> Result<(), Error> {
         let busy = |id| Error::SessionBusy {
             id,
@@ -162,7 +162,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Forgets terminals of a session that are gone, and if that is not enough one that is over.
+    /// Evicts terminals that the guest does not list, and if none, the oldest one that has exited.
     async fn make_room(&self, live: &Arc<Live>) -> Result<(), Error> {
         let views = self.look_at_terminals(live).await?;
         if views.len() < PER_SESSION_MAX {
@@ -181,7 +181,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The pid of its command, once the guest says that it runs.
+    /// Sends `CreateTerminal`; returns the command's pid once the guest reports the start.
     async fn call_for_terminal(
         &self,
         live: &Arc<Live>,
@@ -192,7 +192,7 @@ impl Shared {
         let secrets = secrets::resolve(&self.store, &live.record).await?;
         let create = request::Call::CreateTerminal(CreateTerminal {
             id: record.id.to_string(),
-            exec: Some(exec(&live.record, &secrets, &request.command)),
+            exec: Some(exec(&live.record, &secrets, &request.command, None)),
             rows: request.rows.into(),
             cols: request.cols.into(),
             awaits_reader: false,
@@ -201,7 +201,7 @@ impl Shared {
         match call.any_reply().await? {
             reply::Reply::Started(Started { pid }) if pid > 0 => Ok(pid),
             reply::Reply::Error(error) => Err(refused(&call, &error, &request.command.program)),
-            _ => Err(call.misbehaved("it did not say that a command started")),
+            _ => Err(call.misbehaved("it did not report that a command started")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reading a terminal.
+//! Output stream of a terminal.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "any other reply is out of turn, also one that does not exist yet"
@@ -12,18 +12,18 @@ use bytes::Bytes;
 use k8e_model::{Principal, TerminalId};
 use k8e_wire::proto::{AttachTerminal, reply, request};
 
-/// What a terminal says.
+/// Event of an attached terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TerminalEvent {
-    /// Bytes.
+    /// Bytes of its output.
     Data(Bytes),
-    /// Last.
+    /// Last event: its command exited.
     Exited(TerminalExit),
 }
 
-/// The end of what a terminal said, and what it says. Dropping it does not end the terminal.
+/// Output of a terminal: scrollback, then live output. Dropping it does not end the terminal.
 pub struct TerminalStream {
-    /// None when it is over.
+    /// None after the last event.
     call: Option<Call>,
     empties: u32,
 }
@@ -31,7 +31,7 @@ pub struct TerminalStream {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Reads a terminal: the end of what it said so far, then what it says, up to its end.
+    /// Attaches to a terminal: streams its scrollback, then its output, up to its exit.
     pub async fn attach_terminal(
         &self,
         who: &Principal,
@@ -49,7 +49,7 @@ impl Sessions {
                 call: Some(call),
                 empties: 0,
             }),
-            _ => Err(call.misbehaved("it did not say what runs")),
+            _ => Err(call.misbehaved("it did not report what runs")),
         }
     }
 }
@@ -57,7 +57,7 @@ impl Sessions {
 // === impl TerminalStream ===
 
 impl TerminalStream {
-    /// What comes next; none after the last. Waits for as long as that takes. Cancel safe.
+    /// The next event; none after the last. No timeout. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<TerminalEvent, Error>> {
         loop {
             let call = self.call.as_mut()?;
@@ -83,7 +83,7 @@ impl TerminalStream {
                 },
                 Ok(reply::Reply::Error(error)) => Err(call.refused(&error)),
                 Ok(_) => {
-                    Err(call.misbehaved("it said something that does not belong to a terminal"))
+                    Err(call.misbehaved("it sent a message that does not belong to a terminal"))
                 }
                 Err(error) => Err(error),
             };

@@ -1,10 +1,10 @@
-//! Approvals: asked, waited for, decided once, and not by who asked.
+//! Approvals: request, wait, one final decision, and not by the requester.
 
 use super::*;
 use k8e_engine::{ApprovalFilter, AuditQuery};
 use k8e_model::{Approval, ApprovalReason, ApprovalState, ApprovalTime, Caller, Lifetime, Proof};
 
-/// Who asks.
+/// The requester.
 fn agent() -> Caller {
     Caller {
         principal: me(),
@@ -82,7 +82,7 @@ fn decision(approval: &Approval) -> (bool, &str, &str) {
 }
 
 #[tokio::test]
-async fn a_call_waits_for_the_answer_and_its_reason() {
+async fn a_call_waits_for_the_decision_and_its_reason() {
     let server = Server::start().await;
     server.create("s").await;
     let approval = ask(&server, "s").await;
@@ -94,7 +94,7 @@ async fn a_call_waits_for_the_answer_and_its_reason() {
     });
     assert_eq!(decision(&waited.unwrap()), (true, "because", me().name()));
     assert!(decision(&decided.unwrap()).0);
-    // Who comes late is told at once, as often as he asks.
+    // A wait after the decision returns at once, every time.
     for _ in 0..2 {
         assert!(decision(&wait(&server, &approval).await.unwrap()).0);
     }
@@ -108,7 +108,7 @@ async fn a_call_waits_for_the_answer_and_its_reason() {
 }
 
 #[tokio::test]
-async fn events_and_the_audit_tell() {
+async fn events_and_audit_rows_are_recorded() {
     let server = Server::start().await;
     server.create("s").await;
     let approval = ask(&server, "s").await;
@@ -130,7 +130,7 @@ async fn events_and_the_audit_tell() {
 }
 
 #[tokio::test]
-async fn it_is_decided_once() {
+async fn a_decision_is_final() {
     let server = Server::start().await;
     server.create("s").await;
     let approval = ask(&server, "s").await;
@@ -141,7 +141,7 @@ async fn it_is_decided_once() {
         "was rejected by cert:me already",
     );
     assert!(!decision(&wait(&server, &approval).await.unwrap()).0);
-    // Of many at once one wins.
+    // Of concurrent decisions one wins.
     let approval = ask(&server, "s").await;
     let (person, root) = (person(), root());
     let (one, two) = tokio::join!(
@@ -152,7 +152,7 @@ async fn it_is_decided_once() {
 }
 
 #[tokio::test]
-async fn who_asked_does_not_decide() {
+async fn the_requester_cannot_decide() {
     let server = Server::start().await;
     server.create("s").await;
     let approval = ask(&server, "s").await;
@@ -184,7 +184,7 @@ async fn who_asked_does_not_decide() {
 }
 
 #[tokio::test]
-async fn what_is_anothers_is_not_found() {
+async fn approvals_of_other_owners_are_not_found() {
     let server = Server::start().await;
     server.create("s").await;
     let approval = ask(&server, "s").await;
@@ -216,7 +216,7 @@ async fn what_is_anothers_is_not_found() {
         .request_approval(&stranger, &sid("s"), action, ApprovalTime::default())
         .await;
     refused(asked, Code::NotFound, "session s not found");
-    // Those who run the server see it, and decide.
+    // The operator of the server sees it, and decides.
     assert_eq!(
         listed(&server, &Principal::local(), false).await,
         ["pending"]
@@ -225,7 +225,7 @@ async fn what_is_anothers_is_not_found() {
 }
 
 #[tokio::test]
-async fn nobody_decides_in_time() {
+async fn an_approval_times_out() {
     let server = Server::start().await;
     server.create("s").await;
     let approval = ask_for(&server, "s", 60).await.unwrap();
@@ -244,7 +244,7 @@ async fn nobody_decides_in_time() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_given_up_changes_nothing() {
+async fn a_cancelled_wait_changes_nothing() {
     let server = Server::start().await;
     server.create("s").await;
     let approval = ask(&server, "s").await;
@@ -283,13 +283,13 @@ async fn the_end_of_a_session_ends_the_wait() {
     refused(ask_for(&server, "s", 0).await, Code::NotFound, "it ended");
     assert!(listed(&server, &me, false).await.is_empty());
     assert_eq!(listed(&server, &me, true).await, ["expired"]);
-    // A new session of that name knows nothing of it.
+    // A new session of that id has no approvals.
     server.create("s").await;
     assert!(listed(&server, &me, true).await.is_empty());
 }
 
 #[tokio::test]
-async fn a_restart_loses_nothing() {
+async fn approvals_survive_a_restart() {
     let server = Server::start().await;
     server.create("s").await;
     let (one, two) = (ask(&server, "s").await, ask(&server, "s").await);
@@ -316,7 +316,7 @@ async fn a_restart_loses_nothing() {
 }
 
 #[tokio::test]
-async fn there_are_only_so_many() {
+async fn pending_approvals_are_limited() {
     let server = Server::start().await;
     server.create("s").await;
     server.create("t").await;
@@ -343,17 +343,18 @@ async fn there_are_only_so_many() {
 }
 
 #[tokio::test]
-async fn who_waits_is_not_idle() {
+async fn a_waiting_call_holds_off_idle_expiry() {
     let server = Server::start().await;
     let soon_idle = SessionSpec {
         lifetime: Lifetime {
             ttl: None,
             idle: Some(Duration::from_secs(2)),
-        },
+        }
+        .into(),
         ..spec("s")
     };
     server.sessions.create(&me(), soon_idle).await.unwrap();
     let approval = ask_for(&server, "s", 4000).await.unwrap();
     refused(wait(&server, &approval).await, Code::Timeout, "timed out");
-    assert!(server.ended("s").await.contains("nobody used it"));
+    assert!(server.ended("s").await.contains("it was idle for"));
 }

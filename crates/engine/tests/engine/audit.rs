@@ -1,4 +1,4 @@
-//! Who changed what.
+//! Audit log.
 
 use super::*;
 use k8e_engine::{AuditQuery, WriteOptions};
@@ -45,7 +45,7 @@ async fn every_change_leaves_a_row_with_its_result() {
 }
 
 #[tokio::test]
-async fn files_are_changes_too_and_looking_is_none() {
+async fn file_writes_are_audited_and_reads_are_not() {
     let server = Server::start().await;
     server.create("s").await;
     let path = GuestPath::parse(b"a\xff").unwrap();
@@ -88,7 +88,7 @@ async fn the_audit_survives_a_restart() {
 }
 
 #[tokio::test]
-async fn a_row_says_which_key_and_from_where() {
+async fn a_row_has_key_and_source_address() {
     let server = Server::start().await;
     let key = KeyId::random();
     let ann = Principal::user(&"ann".parse().unwrap(), key.clone(), Tenants::any());

@@ -1,4 +1,4 @@
-//! What sessions may reach: asked for, changed, kept, and nobody else's to see.
+//! Egress policy of sessions: default, change, persistence, authorization.
 
 use super::*;
 use k8e_model::EgressPolicy;
@@ -29,7 +29,7 @@ impl Server {
 }
 
 #[tokio::test]
-async fn a_session_gets_what_it_asks_for_or_the_default() {
+async fn a_session_gets_its_policy_or_the_default() {
     let config = Config {
         egress_default: policy(&["default.example"]),
         ..Config::default()
@@ -69,7 +69,7 @@ async fn a_change_is_seen_recorded_and_kept() {
 }
 
 #[tokio::test]
-async fn others_find_nothing_to_change_or_to_watch() {
+async fn sessions_of_other_owners_are_not_found() {
     let server = Server::start().await;
     server.create("s").await;
     let (stranger, root, id) = (other(), Principal::local(), sid("s"));
@@ -89,7 +89,7 @@ async fn others_find_nothing_to_change_or_to_watch() {
 }
 
 #[tokio::test]
-async fn what_is_over_does_not_change() {
+async fn an_ended_session_does_not_change() {
     let server = Server::start().await;
     server
         .sessions
@@ -108,7 +108,7 @@ async fn what_is_over_does_not_change() {
 }
 
 #[tokio::test]
-async fn a_change_that_nobody_waits_for_is_finished() {
+async fn a_dropped_change_is_finished() {
     let server = Server::start().await;
     server.create("s").await;
     // Polled until it has begun, and then dropped.
@@ -125,7 +125,7 @@ async fn a_change_that_nobody_waits_for_is_finished() {
 }
 
 #[tokio::test]
-async fn changes_at_once_end_as_one_of_them() {
+async fn concurrent_changes_end_as_one_of_them() {
     let server = Server::start().await;
     server.create("s").await;
     let hosts: Vec<String> = (0..20).map(|n| format!("h{n}.example")).collect();
@@ -149,7 +149,7 @@ async fn changes_at_once_end_as_one_of_them() {
 }
 
 #[tokio::test]
-async fn a_tenants_session_is_used_again_only_with_what_was_asked_for() {
+async fn a_session_is_reused_only_with_the_same_policy() {
     let server = Server::start().await;
     let run = async |entries: Option<&[&str]>| {
         let spec = SessionSpec {
@@ -170,7 +170,7 @@ async fn a_tenants_session_is_used_again_only_with_what_was_asked_for() {
     assert_ne!(default, first);
     assert_eq!(run(Some(&["none"])).await, default);
     assert_eq!(run(Some(&["b.example", "a.example"])).await, first);
-    // What it may reach now counts, not what it was made with.
+    // The current policy counts, not that of its creation.
     let wider = policy(&["all"]);
     let who = me();
     let changed = server.sessions.set_allowed_hosts(&who, &default, wider);
@@ -180,7 +180,7 @@ async fn a_tenants_session_is_used_again_only_with_what_was_asked_for() {
 }
 
 #[tokio::test]
-async fn who_follows_is_told_of_the_end() {
+async fn a_followed_flow_stream_ends_with_the_session() {
     let server = Server::start().await;
     server.create("s").await;
     let (who, id) = (me(), sid("s"));

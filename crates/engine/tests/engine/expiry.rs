@@ -1,7 +1,7 @@
-//! Sessions that end by themselves. The clock is moved by hand while nothing else goes on.
+//! TTL and idle expiry, and retention. The clock is paused and advanced by the tests.
 
 use super::*;
-use k8e_model::Lifetime;
+use k8e_model::{Lifetime, TimeLimit};
 
 pub(super) const MINUTE: Duration = Duration::from_secs(60);
 
@@ -15,7 +15,7 @@ pub(super) async fn pass(time: Duration) {
 
 async fn with(server: &Server, id: &str, ttl: Option<Duration>, idle: Option<Duration>) {
     let spec = SessionSpec {
-        lifetime: Lifetime { ttl, idle },
+        lifetime: Lifetime { ttl, idle }.into(),
         ..spec(id)
     };
     server.sessions.create(&me(), spec).await.unwrap();
@@ -32,21 +32,21 @@ async fn phase(server: &Server, id: &str) -> Phase {
 }
 
 #[tokio::test]
-async fn a_session_ends_when_its_time_is_over() {
+async fn a_session_ends_at_its_ttl() {
     let server = Server::start().await;
     with(&server, "a", Some(MINUTE), None).await;
     with(&server, "b", None, None).await;
     pass(Duration::from_secs(50)).await;
     assert_eq!(phase(&server, "a").await, Phase::Active);
     pass(Duration::from_secs(11)).await;
-    assert_eq!(server.ended("a").await, "its time of 60s was over");
+    assert_eq!(server.ended("a").await, "its TTL of 60s expired");
     assert_eq!(server.kinds("a").await, ["created", "expired"]);
     pass(1000 * MINUTE).await;
     assert_eq!(phase(&server, "b").await, Phase::Active);
 }
 
 #[tokio::test]
-async fn use_keeps_a_session_alive() {
+async fn a_use_restarts_the_idle_timeout() {
     let server = Server::start().await;
     with(&server, "a", None, Some(MINUTE)).await;
     for _ in 0..3 {
@@ -54,16 +54,16 @@ async fn use_keeps_a_session_alive() {
         server.run("a", "true").await.unwrap();
     }
     pass(Duration::from_secs(61)).await;
-    assert_eq!(server.ended("a").await, "nobody used it for 60s");
+    assert_eq!(server.ended("a").await, "it was idle for 60s");
     server.no_sandbox().await;
 }
 
 #[tokio::test]
-async fn a_run_under_way_is_use() {
+async fn a_run_in_progress_holds_off_idle_expiry() {
     let server = Server::start().await;
     with(&server, "a", None, Some(MINUTE)).await;
     let mut command = sh("sleep 600");
-    command.timeout = None;
+    command.timeout = TimeLimit::Never;
     let request = RunRequest {
         target: RunTarget::Existing(sid("a")),
         command,
@@ -75,11 +75,11 @@ async fn a_run_under_way_is_use() {
     pass(Duration::from_secs(50)).await;
     assert_eq!(phase(&server, "a").await, Phase::Active);
     pass(MINUTE * 2).await;
-    assert_eq!(server.ended("a").await, "nobody used it for 60s");
+    assert_eq!(server.ended("a").await, "it was idle for 60s");
 }
 
 #[tokio::test]
-async fn a_later_session_with_an_earlier_end_goes_first() {
+async fn the_earliest_deadline_expires_first() {
     let server = Server::start().await;
     with(&server, "late", Some(100 * MINUTE), None).await;
     with(&server, "early", Some(MINUTE), None).await;
@@ -89,7 +89,7 @@ async fn a_later_session_with_an_earlier_end_goes_first() {
 }
 
 #[tokio::test]
-async fn old_records_are_removed() {
+async fn retention_removes_old_records() {
     let config = Config {
         ended_kept: Duration::ZERO,
         ..Config::default()

@@ -1,4 +1,4 @@
-//! Services that have a URL.
+//! Exposed services.
 
 use super::*;
 use bytes::Bytes;
@@ -41,7 +41,7 @@ fn port(number: i64) -> Port {
     Port::new(number).unwrap()
 }
 
-/// Somebody who says what he hears, and his port.
+/// Starts an echo server; returns its port.
 async fn echo() -> Port {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let number = listener.local_addr().unwrap().port();
@@ -64,7 +64,7 @@ async fn cut(connection: &mut PortConnection) -> std::io::Error {
 }
 
 #[tokio::test]
-async fn a_service_is_exposed_visited_and_taken_back() {
+async fn a_service_is_exposed_visited_and_unexposed() {
     let server = Server::with_door().await;
     server.create("a").await;
     let port = echo().await;
@@ -92,7 +92,7 @@ async fn a_service_is_exposed_visited_and_taken_back() {
     let again = server.sessions.unexpose(&me(), &sid("a"), port).await;
     assert!(!again.unwrap());
     assert!(server.exposed("a").await.is_empty());
-    // Who exposes it again gives it another URL.
+    // Exposing it again gives it another URL.
     let later = server.expose("a", port).await.unwrap();
     assert_ne!(later.url, exposed.url);
     let kinds = server.kinds("a").await;
@@ -101,7 +101,7 @@ async fn a_service_is_exposed_visited_and_taken_back() {
 }
 
 #[tokio::test]
-async fn much_goes_through_whole() {
+async fn large_transfers_are_relayed_unchanged() {
     const BYTES: usize = 16 * 1024 * 1024;
     let server = Server::with_door().await;
     server.create("a").await;
@@ -120,7 +120,7 @@ async fn much_goes_through_whole() {
 }
 
 #[tokio::test]
-async fn only_the_token_opens_and_only_owners_expose() {
+async fn only_the_token_authorizes_and_only_owners_expose() {
     let server = Server::with_door().await;
     server.create("a").await;
     let exposed = server.expose("a", port(8080)).await.unwrap();
@@ -170,7 +170,7 @@ async fn a_url_outlives_the_server_and_not_its_session() {
     cut(&mut connection).await;
     assert!(server.open(&exposed).is_none());
 
-    // Not to the next of that name either, now or after a restart.
+    // Nor does it open the next session of that id, now or after a restart.
     server.create("a").await;
     assert!(server.open(&exposed).is_none());
     let server = server.restart().await;
@@ -204,7 +204,7 @@ async fn a_lost_key_costs_urls_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn each_has_a_host_name_where_there_is_a_domain_for_them() {
+async fn with_a_domain_each_service_has_a_host_name() {
     let server = Server::start().await;
     server.sessions.serve_exposed_at(ExposeBase::Host {
         scheme: "https",
@@ -222,7 +222,7 @@ async fn each_has_a_host_name_where_there_is_a_domain_for_them() {
 }
 
 #[tokio::test]
-async fn there_are_bounds() {
+async fn services_and_connections_are_limited() {
     let server = Server::start().await;
     server.create("a").await;
     let without = server.expose("a", port(80)).await;
@@ -235,7 +235,7 @@ async fn there_are_bounds() {
     }
     let more = server.expose("a", port(33)).await;
     refused(more, Code::Exhausted, "32 exposed services");
-    // One that is there is not one more.
+    // Exposing an exposed one does not count again.
     server.expose("a", port(32)).await.unwrap();
     let host = "::1".parse().unwrap();
     let sessions = &server.sessions;
@@ -250,7 +250,7 @@ async fn there_are_bounds() {
     server.create("b").await;
     let exposed = server.expose("b", port(number.into())).await.unwrap();
     let nobody = server.open(&exposed).unwrap().connect().await;
-    refused(nobody, Code::Precondition, "nobody listens on port");
+    refused(nobody, Code::Precondition, "no process listens on port");
     let exposed = server.expose("b", echo().await).await.unwrap();
     let open = server.open(&exposed).unwrap();
     let mut connections = Vec::new();
@@ -269,7 +269,7 @@ async fn there_are_bounds() {
 }
 
 #[tokio::test]
-async fn who_visits_keeps_a_session_from_being_idle() {
+async fn a_connection_holds_off_idle_expiry() {
     let server = Server::with_door().await;
     let lifetime = Lifetime {
         ttl: None,
@@ -277,7 +277,7 @@ async fn who_visits_keeps_a_session_from_being_idle() {
         idle: Some(Duration::from_secs(2)),
     };
     let idle = SessionSpec {
-        lifetime,
+        lifetime: lifetime.into(),
         ..spec("a")
     };
     server.sessions.create(&me(), idle).await.unwrap();

@@ -1,5 +1,5 @@
-//! File and process calls with a guest that keeps to the rules. It is scripted, because the real
-//! one works below `/workspace`, which on the machine of a test is nobody's to write to.
+//! File and process calls with a correct guest. It is scripted, because the real
+//! one works below `/workspace`, which tests must not write to on the host.
 
 use super::*;
 use bytes::Bytes;
@@ -68,7 +68,7 @@ fn answers(call: &request::Call) -> Option<Vec<Step>> {
 }
 
 #[tokio::test]
-async fn calls_say_what_the_guest_says() {
+async fn calls_return_what_the_guest_replies() {
     let script: Script = Arc::new(answers);
     let server = Server::with(Config::default(), FakeDriver::scripted(script)).await;
     server.create("a").await;
@@ -101,6 +101,7 @@ async fn calls_say_what_the_guest_says() {
     let options = ListOptions {
         recursive: true,
         since_unix_s: 0,
+        depth: 0,
     };
     let mut lister = sessions.list_files(who, id, &path, options).await.unwrap();
     let mut listed = 0;
@@ -123,7 +124,7 @@ async fn calls_say_what_the_guest_says() {
     );
 }
 
-/// A write is done when the guest says so, and only what it wrote counts.
+/// A write ends with the guest's reply, which has the number of bytes written.
 #[tokio::test]
 async fn a_write_ends_with_what_was_written() {
     let script: Script = Arc::new(|call: &request::Call| match call {
@@ -143,6 +144,7 @@ async fn a_write_ends_with_what_was_written() {
     let options = WriteOptions {
         append: true,
         mode: 0o100_755,
+        owner: None,
     };
     let mut writer = server
         .sessions

@@ -1,4 +1,4 @@
-//! Transcripts and events as their reader sees them.
+//! Transcripts and events: write-behind recorder, retention.
 
 use super::run::{exec_script, started};
 use super::*;
@@ -43,7 +43,7 @@ async fn a_transcript_is_what_was_written_in_order() {
 }
 
 #[tokio::test]
-async fn events_tell_of_runs() {
+async fn events_of_runs_are_recorded() {
     let server = Server::start().await;
     server.create("a").await;
     server.run("a", "exit 3").await.unwrap();
@@ -86,9 +86,9 @@ async fn a_full_disk_does_not_fail_a_run() {
     assert_eq!(server.kinds("a").await.len(), 7);
 }
 
-/// Waiting for a quiet command holds nothing that others need.
+/// Waiting for a silent command holds no queue slot.
 #[tokio::test]
-async fn a_hundred_silent_runs_hold_nobody_up() {
+async fn a_hundred_silent_runs_do_not_block_others() {
     let server = Server::start().await;
     let script = exec_script(vec![started(), Step::Stall]);
     server.driver.set_script(Some(script));
@@ -127,7 +127,7 @@ async fn a_hundred_silent_runs_hold_nobody_up() {
 
 /// Dropping a future of `next` loses no output, wherever it waits.
 #[tokio::test]
-async fn no_output_is_lost_when_its_reader_turns_away() {
+async fn no_output_is_lost_when_next_is_cancelled() {
     let server = Server::start().await;
     server.create("a").await;
     let request = RunRequest {
@@ -151,9 +151,9 @@ async fn no_output_is_lost_when_its_reader_turns_away() {
     assert_eq!(String::from_utf8(page.unwrap().output).unwrap(), want);
 }
 
-/// A pipe that nobody reads hangs like a dead disk does.
+/// A pipe without a reader hangs like a dead disk does.
 #[tokio::test]
-async fn a_disk_that_hangs_costs_the_transcript_and_says_so() {
+async fn a_disk_that_hangs_costs_the_transcript_and_is_marked_in_it() {
     const BYTES: usize = 40_000_000;
     let server = Server::start().await;
     let dir = server.transcript_dir(&server.create("a").await);
@@ -182,7 +182,7 @@ async fn a_disk_that_hangs_costs_the_transcript_and_says_so() {
     tokio::time::timeout(PATIENCE, all)
         .await
         .expect("the run goes on");
-    // Nobody else is held up either.
+    // Other runs are not blocked either.
     let soon = Duration::from_secs(5);
     let other = tokio::time::timeout(soon, server.run("b", "echo lost"));
     assert_eq!(other.await.expect("it ends").unwrap().0, b"lost\n");
@@ -222,7 +222,7 @@ async fn a_disk_that_hangs_costs_the_transcript_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_run_that_does_not_start_is_told() {
+async fn a_run_that_does_not_start_is_recorded() {
     let server = Server::start().await;
     server.create("a").await;
     let request = RunRequest {
@@ -243,7 +243,7 @@ async fn a_run_that_does_not_start_is_told() {
 }
 
 #[tokio::test]
-async fn what_ended_sessions_leave_is_bounded() {
+async fn retention_by_count_of_ended_sessions() {
     let config = Config {
         ended_max: 5,
         ..Config::default()
@@ -283,12 +283,12 @@ async fn what_ended_sessions_leave_is_bounded() {
         .expect("they go");
     let transcripts = std::fs::read_dir(server.dir.path().join("transcripts"));
     assert!(transcripts.unwrap().count() <= 5);
-    // Somebody else's history is not pushed out.
+    // The history of another owner is not evicted.
     server.sessions.get(&other(), &sid("others")).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_output_that_ended_sessions_leave_is_bounded() {
+async fn retention_by_size_of_transcripts() {
     let config = Config {
         ended_bytes_max: 300_000,
         ..Config::default()

@@ -4,7 +4,7 @@ use super::run::{exec_script, started};
 use super::*;
 use bytes::Bytes;
 use k8e_engine::{FileRange, ListOptions, WriteOptions};
-use k8e_model::GuestPath;
+use k8e_model::{GuestPath, TimeLimit};
 use k8e_testkit::{Script, Step, frame, hello};
 use k8e_wire::proto::{self, Done, Exited, reply, request};
 
@@ -91,10 +91,36 @@ async fn nonsense_instead_of_a_run() {
                 .starts_with("the sandbox's agent misbehaved: "),
             "{name}: {error}"
         );
-        // The session is still there to be looked at and destroyed.
+        // The session can still be inspected and destroyed.
         server.sessions.destroy(&me(), &sid("a")).await.unwrap();
         server.no_sandbox().await;
     }
+}
+
+/// Rate limit of one sandbox's frames: per second; the burst is a quarter.
+const SMALL_PIECES_PER_SECOND: f64 = 5000.0;
+
+#[tokio::test]
+async fn small_frames_are_rate_limited() {
+    let server = with(vec![started(), Step::Flood(stdout(1))]).await;
+    let request = RunRequest {
+        target: RunTarget::Existing(sid("a")),
+        command: sh("true"),
+    };
+    // Two concurrent runs: the rate limit is per sandbox.
+    let mut one = server.sessions.run(&me(), request.clone()).await.unwrap();
+    let mut two = server.sessions.run(&me(), request).await.unwrap();
+    let (began, mut pieces) = (std::time::Instant::now(), 0_u32);
+    while began.elapsed() < Duration::from_secs(2) {
+        tokio::select! {
+            event = one.next() => drop(event.unwrap().unwrap()),
+            event = two.next() => drop(event.unwrap().unwrap()),
+        }
+        pieces += 1;
+    }
+    let most = SMALL_PIECES_PER_SECOND * (began.elapsed().as_secs_f64() + 0.25);
+    assert!(f64::from(pieces) < most, "{pieces} pieces");
+    assert!(pieces > 100, "{pieces} pieces: nothing is read");
 }
 
 #[tokio::test]
@@ -110,7 +136,7 @@ async fn more_output_than_asked_for() {
     refused(result, Code::Unavailable, "more output than was asked for");
 }
 
-/// The clock stands still but for jumps: whoever waits for a guest finds its patience used up at once.
+/// The clock is paused but for jumps: every wait for a guest reaches its timeout at once.
 async fn impatient<T>(future: impl Future<Output = T>) -> T {
     tokio::time::pause();
     let result = future.await;
@@ -132,7 +158,7 @@ async fn silence_before_the_start() {
 async fn a_run_that_does_not_end_in_time_ends_the_session() {
     let server = with(vec![started(), Step::Reply(stdout(3)), Step::Stall]).await;
     let mut command = sh("true");
-    command.timeout = Some(Duration::from_secs(1));
+    command.timeout = TimeLimit::After(Duration::from_secs(1));
     let request = RunRequest {
         target: RunTarget::Existing(sid("a")),
         command,
@@ -148,7 +174,7 @@ async fn a_run_that_does_not_end_in_time_ends_the_session() {
     assert!(
         error
             .to_string()
-            .contains("did not end a command whose time was over"),
+            .contains("did not end a command after its timeout"),
         "{error}"
     );
     assert!(server.ended("a").await.contains("unresponsive"));
@@ -165,7 +191,7 @@ async fn a_run_that_does_not_end_in_time_ends_the_session() {
 async fn output_that_never_ends_after_the_time_is_over() {
     let server = with(vec![started(), Step::Flood(stdout(100_000))]).await;
     let mut command = sh("true");
-    command.timeout = Some(Duration::from_secs(1));
+    command.timeout = TimeLimit::After(Duration::from_secs(1));
     let request = RunRequest {
         target: RunTarget::Existing(sid("a")),
         command,
@@ -174,16 +200,16 @@ async fn output_that_never_ends_after_the_time_is_over() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(20)).await;
     tokio::time::resume();
-    refused(finish(run).await, Code::Unavailable, "went on sending");
+    refused(finish(run).await, Code::Unavailable, "kept sending output");
     assert!(server.ended("a").await.contains("unresponsive"));
 }
 
-/// The reader is slow, the guest is not to blame.
+/// A slow reader does not make the guest count as unresponsive.
 #[tokio::test]
 async fn a_slow_reader_costs_no_session() {
     let server = with(vec![started(), Step::Reply(stdout(100_000)), exited(0)]).await;
     let mut command = sh("true");
-    command.timeout = Some(Duration::from_secs(1));
+    command.timeout = TimeLimit::After(Duration::from_secs(1));
     let request = RunRequest {
         target: RunTarget::Existing(sid("a")),
         command,
@@ -196,7 +222,7 @@ async fn a_slow_reader_costs_no_session() {
 }
 
 #[tokio::test]
-async fn a_guest_that_does_not_greet_is_not_used() {
+async fn a_failed_guest_handshake_fails_the_creation() {
     for steps in [
         vec![],
         vec![Step::Raw(b"garbage!".to_vec())],
@@ -215,7 +241,7 @@ async fn a_guest_that_does_not_greet_is_not_used() {
 }
 
 #[tokio::test]
-async fn file_calls_check_what_they_get() {
+async fn replies_of_file_calls_are_validated() {
     let path = GuestPath::parse(b"f").unwrap();
     let data = |bytes: usize| Step::Reply(reply::Reply::Data(Bytes::from(vec![0; bytes])));
     let done = |bytes| {
@@ -286,7 +312,7 @@ async fn file_calls_check_what_they_get() {
     refused(
         list.next().await,
         Code::Unavailable,
-        "outside the workspace",
+        "outside the directory",
     );
 
     let server = with(vec![Step::Flood(reply::Reply::Processes(
@@ -308,7 +334,7 @@ async fn file_calls_check_what_they_get() {
         .list_files(&me(), &sid("a"), &path, ListOptions::default())
         .await
         .unwrap();
-    refused(list.next().await, Code::Unavailable, "saying nothing");
+    refused(list.next().await, Code::Unavailable, "empty replies");
 
     let server = with(vec![Step::Stall]).await;
     refused(
@@ -319,7 +345,7 @@ async fn file_calls_check_what_they_get() {
 }
 
 #[tokio::test]
-async fn what_a_guest_says_is_cleaned() {
+async fn messages_of_a_guest_are_sanitized() {
     let message = format!("\x1b[31mred\n{}", "x".repeat(100_000));
     let error = proto::Error {
         code: proto::ErrorCode::IsDirectory.into(),
@@ -342,7 +368,7 @@ async fn what_a_guest_says_is_cleaned() {
 }
 
 #[tokio::test]
-async fn a_write_that_is_refused_half_way_says_why() {
+async fn a_write_refused_half_way_returns_the_error() {
     let full = proto::Error {
         code: proto::ErrorCode::Exhausted.into(),
         message: "no space left".to_owned(),
@@ -379,9 +405,9 @@ fn processes(count: usize, bytes: usize) -> reply::Reply {
     })
 }
 
-/// What is kept of a guest's message is ours: a slice would keep half a megabyte alive for each name.
+/// Names are copied out of a guest's message: a slice would keep half a megabyte alive for each.
 #[tokio::test]
-async fn what_is_kept_of_a_listing_is_small() {
+async fn a_listing_in_memory_is_small() {
     let done = Step::Reply(reply::Reply::Done(Done::default()));
     let mut steps = vec![Step::Reply(processes(1, 200_000)); 3];
     steps.push(done.clone());
@@ -393,7 +419,7 @@ async fn what_is_kept_of_a_listing_is_small() {
         assert!(process.comm.is_unique() && process.cmdline.is_unique());
     }
 
-    // As many as may be, each as long as may be.
+    // The most entries, each of maximum length.
     let mut steps = vec![Step::Reply(processes(32, 4096)); 4096 / 32];
     steps.push(done.clone());
     let server = with(steps).await;
@@ -422,12 +448,12 @@ async fn what_is_kept_of_a_listing_is_small() {
 
 /// Each reply comes in time, but there is no end to them.
 #[tokio::test]
-async fn a_listing_that_trickles_is_given_up() {
+async fn a_listing_that_trickles_times_out() {
     let trickle = |reply: reply::Reply| {
         let steps = [Step::Reply(reply), Step::Pause(Duration::from_millis(20))];
         steps.into_iter().cycle().take(400).collect::<Vec<_>>()
     };
-    // Twelve seconds of ours pass in a tenth of the guest's.
+    // The paused clock advances 12 s per 100 ms of real time, which the guest runs on.
     let faster = async {
         tokio::time::pause();
         loop {

@@ -1,4 +1,4 @@
-//! API keys and certificates: who counts, from when and until when.
+//! API keys and client certificates: authentication, expiry, revocation.
 
 use super::*;
 use k8e_engine::{Certificate, NewKey};
@@ -74,7 +74,7 @@ async fn a_key_is_its_principal_until_it_is_deleted_and_after_a_restart() {
 }
 
 #[tokio::test]
-async fn several_keys_may_be_one_persons() {
+async fn several_keys_may_have_one_principal() {
     let server = Server::start().await;
     let new = NewKey {
         principal: Some("ann".parse().unwrap()),
@@ -93,14 +93,14 @@ async fn several_keys_may_be_one_persons() {
         Code::Exists,
         "exists already",
     );
-    // By name, as K8E's people are used to.
+    // By name, as in the Go K8E.
     server.sessions.delete_key(&root(), "laptop").await.unwrap();
     assert!(server.sessions.verify_key(&laptop).is_err());
     verify(&own);
 }
 
 #[tokio::test]
-async fn an_expired_key_is_no_key() {
+async fn an_expired_key_is_refused() {
     let server = Server::start().await;
     let new = NewKey {
         // Long enough to be used before, on a busy machine.
@@ -138,7 +138,7 @@ async fn an_expired_key_is_no_key() {
 }
 
 #[tokio::test]
-async fn a_certificate_counts_as_long_as_its_key() {
+async fn a_certificate_is_valid_as_long_as_its_key() {
     let server = Server::start().await;
     let (view, _) = server
         .sessions
@@ -163,7 +163,7 @@ async fn a_certificate_counts_as_long_as_its_key() {
 }
 
 #[tokio::test]
-async fn one_certificate_can_be_taken_back() {
+async fn one_certificate_can_be_revoked() {
     let server = Server::start().await;
     let admin = certificate("1f2e", None);
     let who = server.sessions.verify_certificate(&admin).unwrap();
@@ -198,7 +198,7 @@ async fn one_certificate_can_be_taken_back() {
 }
 
 #[tokio::test]
-async fn only_who_runs_the_server_decides() {
+async fn only_administrators_manage_keys() {
     let server = Server::start().await;
     for who in [me(), Principal::loopback()] {
         let sessions = &server.sessions;
@@ -223,7 +223,7 @@ async fn only_who_runs_the_server_decides() {
 }
 
 #[tokio::test]
-async fn a_key_is_deleted_even_when_that_cannot_be_written() {
+async fn a_key_is_deleted_even_when_the_store_fails() {
     let server = Server::start().await;
     let (_, key) = server
         .sessions
@@ -236,7 +236,7 @@ async fn a_key_is_deleted_even_when_that_cannot_be_written() {
 }
 
 #[tokio::test]
-async fn a_guess_is_no_key() {
+async fn a_guessed_key_is_refused() {
     let server = Server::start().await;
     server
         .sessions

@@ -1,4 +1,4 @@
-//! Making, looking at and destroying sessions; who may; how many.
+//! Creation, status and destruction of sessions; authorization; limits.
 
 use super::*;
 use k8e_driver::Probe;
@@ -6,7 +6,7 @@ use k8e_engine::ListFilter;
 use k8e_model::{Limits, PoolSize, RuntimeKind};
 
 #[tokio::test]
-async fn a_session_lives_and_is_destroyed() {
+async fn a_session_is_created_used_and_destroyed() {
     let server = Server::start().await;
     let view = server.create("a").await;
     assert_eq!(
@@ -48,7 +48,7 @@ async fn a_session_lives_and_is_destroyed() {
 }
 
 #[tokio::test]
-async fn what_is_not_yours_does_not_exist() {
+async fn sessions_of_other_owners_are_not_found() {
     let server = Server::start().await;
     server.create("mine").await;
     for id in ["mine", "none"] {
@@ -155,7 +155,7 @@ async fn sessions_are_listed_by_phase_and_tenant() {
 }
 
 #[tokio::test]
-async fn an_id_is_taken_until_its_session_is_over() {
+async fn an_id_is_taken_until_its_session_has_ended() {
     let server = Server::start().await;
     server.create("a").await;
     server.run("a", "echo first").await.unwrap();
@@ -188,7 +188,7 @@ async fn an_id_is_taken_until_its_session_is_over() {
 }
 
 #[tokio::test]
-async fn a_full_server_says_so() {
+async fn a_full_server_refuses_with_the_limit() {
     let server = Server::with(
         Config {
             sessions_max: 2,
@@ -209,7 +209,7 @@ async fn a_full_server_says_so() {
 }
 
 #[tokio::test]
-async fn many_creations_at_once_stay_within_the_bound() {
+async fn concurrent_creations_stay_within_the_limit() {
     let server = Server::with(
         Config {
             sessions_max: 5,
@@ -229,7 +229,7 @@ async fn many_creations_at_once_stay_within_the_bound() {
 }
 
 #[tokio::test]
-async fn a_runtime_must_be_there_and_work() {
+async fn a_requested_runtime_must_be_usable() {
     let server = Server::start().await;
     let with = |runtime| SessionSpec {
         runtime: Some(runtime),
@@ -323,11 +323,11 @@ async fn a_broken_default_runtime_is_not_replaced_by_a_weaker_one() {
         "{shown:?}"
     );
     refused(sessions.ready().await, Code::Unavailable, "free some");
-    // Somebody said so.
+    // It was asked for explicitly.
     let native = create(Some(RuntimeKind::Native)).await;
     assert_eq!(native.unwrap(), RuntimeKind::Native);
 
-    // It is tried again, but not by every request.
+    // It is probed again, but not by every request.
     strong.set_probe(Probe::Usable { weaker: Vec::new() });
     refused(create(None).await, Code::Unavailable, "free some");
     super::expiry::pass(Duration::from_secs(31)).await;
@@ -386,7 +386,7 @@ async fn a_dropped_creation_leaves_nothing() {
             .await
             .unwrap()
         {
-            // It was quicker than the timeout: then it is the caller's.
+            // It was done before the timeout: then the caller owns it.
             server
                 .sessions
                 .destroy(&me(), &view.session.id)
@@ -399,7 +399,7 @@ async fn a_dropped_creation_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn many_destroy_at_once_and_one_does_it() {
+async fn concurrent_destroys_destroy_once() {
     let server = Server::start().await;
     server.create("a").await;
     let id = sid("a");
@@ -414,7 +414,7 @@ async fn many_destroy_at_once_and_one_does_it() {
 }
 
 #[tokio::test]
-async fn sandboxes_are_made_in_turn() {
+async fn concurrent_launches_are_limited() {
     let config = Config {
         launches_max: 1,
         ..Config::default()
@@ -426,7 +426,7 @@ async fn sandboxes_are_made_in_turn() {
     futures::future::join_all(all).await;
     assert!(began.elapsed() >= Duration::from_millis(3 * 40));
 
-    // Whose turn does not come is told so, and leaves nothing.
+    // A launch queue timeout is an error and leaves nothing.
     server.driver.set_launch_delay(Duration::from_secs(3600));
     let sessions = server.sessions.clone();
     let first = tokio::spawn(async move { sessions.create(&me(), spec("d")).await });
@@ -449,20 +449,29 @@ async fn sandboxes_are_made_in_turn() {
 }
 
 #[tokio::test]
-async fn destroying_one_that_is_being_made_waits_for_it() {
+async fn destroy_waits_for_a_creation_in_progress() {
+    const LAUNCH: Duration = Duration::from_secs(3600);
     let server = Server::start().await;
-    server.driver.set_launch_delay(Duration::from_millis(50));
+    server.driver.set_launch_delay(LAUNCH);
     let id = sid("a");
     let who = me();
     let create = server.sessions.create(&who, spec("a"));
     let destroy = async {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        while server.driver.launches_tried() == 0 {
+            tokio::task::yield_now().await;
+        }
         refused(
             server.run("a", "true").await,
             Code::Precondition,
             "still being made",
         );
-        server.sessions.destroy(&me(), &id).await
+        let owner = me();
+        let mut destroy = std::pin::pin!(server.sessions.destroy(&owner, &id));
+        assert!(futures::poll!(destroy.as_mut()).is_pending(), "it waits");
+        tokio::time::pause();
+        tokio::time::advance(LAUNCH).await;
+        tokio::time::resume();
+        destroy.await
     };
     let (_, destroyed) = tokio::join!(create, destroy);
     destroyed.unwrap();
@@ -470,7 +479,7 @@ async fn destroying_one_that_is_being_made_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_busy_sandbox_is_removed_at_the_next_attempt() {
+async fn removal_of_a_busy_sandbox_is_retried() {
     let server = Server::start().await;
     server.create("a").await;
     server.driver.fail_destroys(1);
@@ -479,7 +488,7 @@ async fn a_busy_sandbox_is_removed_at_the_next_attempt() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_cannot_be_removed_is_told_and_swept_later() {
+async fn a_sandbox_that_cannot_be_removed_is_reported_and_swept_later() {
     let server = Server::start().await;
     server.create("a").await;
     server.driver.fail_destroys(3);
@@ -536,9 +545,9 @@ async fn a_stopping_server_begins_nothing() {
     assert_eq!(server.driver.sandboxes().len(), 1, "live sandboxes stay");
 }
 
-/// A name says nothing of whose it was, and gives nothing of it away.
+/// The error about a taken id does not tell its owner.
 #[tokio::test]
-async fn the_name_of_somebody_elses_ended_session_is_taken() {
+async fn the_id_of_another_owners_ended_session_is_taken() {
     let server = Server::start().await;
     server.create("a").await;
     let alive = server.sessions.create(&other(), spec("a")).await;
@@ -553,7 +562,7 @@ async fn the_name_of_somebody_elses_ended_session_is_taken() {
         Code::NotFound,
         "session a not found",
     );
-    // The attempt left nothing in the other's history, and no place taken.
+    // The attempt left nothing in the other session's history, and no slot taken.
     assert_eq!(
         server.kinds("a").await,
         ["created", "run_started", "run_ended", "destroyed"]
@@ -565,7 +574,7 @@ async fn the_name_of_somebody_elses_ended_session_is_taken() {
 }
 
 #[tokio::test]
-async fn an_owner_gets_no_more_than_its_share() {
+async fn sessions_per_owner_are_limited() {
     let config = Config {
         sessions_per_owner_max: 2,
         ..Config::default()
@@ -584,7 +593,7 @@ async fn an_owner_gets_no_more_than_its_share() {
 }
 
 #[tokio::test]
-async fn limits_have_a_ceiling() {
+async fn limits_have_a_maximum() {
     let max = Limits {
         memory_bytes: 1 << 30,
         cpu_millis: 2000,
@@ -596,9 +605,9 @@ async fn limits_have_a_ceiling() {
         ..Config::default()
     };
     let server = Server::with(config, FakeDriver::new()).await;
-    let create = async |limits| {
+    let create = async |limits: Limits| {
         let spec = SessionSpec {
-            limits,
+            limits: limits.into(),
             ..SessionSpec::default()
         };
         server.sessions.create(&me(), spec).await
@@ -670,7 +679,7 @@ async fn a_server_without_the_host_template_makes_no_session_from_it() {
     }
     refused(server.sessions.ready().await, Code::Denied, said);
     assert!(server.sessions.pools().is_empty());
-    // What is there goes on.
+    // Existing sessions go on.
     server.run("before", "true").await.unwrap();
     assert_eq!(server.driver.launched(), 1);
 }

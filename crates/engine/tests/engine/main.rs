@@ -8,6 +8,7 @@
 mod approvals;
 mod audit;
 mod background;
+mod commands;
 mod egress;
 mod expiry;
 mod exposures;
@@ -25,9 +26,11 @@ mod secrets;
 mod snapshots;
 mod stop;
 mod sub_agents;
+mod templates;
 mod tenants;
 mod terminals;
 
+use bytes::Bytes;
 use k8e_driver::Driver;
 use k8e_engine::{Config, Error, Run, RunEvent, RunRequest, RunTarget, SessionView, Sessions};
 use k8e_model::{Code, Command, Outcome, Phase, Principal, Program, SessionId, SessionSpec};
@@ -36,7 +39,7 @@ use k8e_testkit::FakeDriver;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Nothing in these tests takes long; what does has hung.
+/// Timeout of every test: none takes long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server under test.
@@ -122,7 +125,7 @@ impl Server {
         page.events.into_iter().map(|event| event.kind).collect()
     }
 
-    /// Waits for a session to be over; why.
+    /// Waits for a session to end; returns the reason.
     async fn ended(&self, id: &str) -> String {
         let over = async {
             loop {
@@ -175,9 +178,11 @@ fn spec(id: &str) -> SessionSpec {
 }
 
 fn argv(args: &[&str]) -> Command {
-    let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();
+    let args = args
+        .iter()
+        .map(|arg| Bytes::copy_from_slice(arg.as_bytes()));
     // Not the workspace: the fake's commands run on this machine.
-    Command::new(Program::Argv(args))
+    Command::new(Program::Argv(args.collect()))
         .unwrap()
         .in_dir("/tmp")
         .unwrap()

@@ -1,9 +1,9 @@
-//! Sessions that their owners pause. The fake only says that it is frozen: its processes are the test's.
+//! Pause and resume. The fake driver only reports that it is frozen: its processes are the test's.
 
 use super::run::{exec_script, started};
 use super::*;
 use k8e_engine::{FileRange, ListFilter};
-use k8e_model::{BackgroundStatus, GuestPath, Lifetime, RunId};
+use k8e_model::{BackgroundStatus, GuestPath, Lifetime, RunId, TimeLimit};
 use k8e_testkit::Step;
 
 impl Server {
@@ -24,7 +24,7 @@ impl Server {
         let request = RunRequest {
             target: RunTarget::Existing(sid(id)),
             command: Command {
-                timeout: None,
+                timeout: TimeLimit::Never,
                 ..sh(script)
             },
         };
@@ -105,7 +105,7 @@ async fn a_paused_session_takes_no_calls() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_paused_goes_on() {
+async fn a_session_that_cannot_be_frozen_stays_active() {
     let server = Server::start().await;
     let made = server.create("a").await;
     server.driver.fail_freeze(true);
@@ -118,7 +118,7 @@ async fn what_cannot_be_paused_goes_on() {
     );
     assert_eq!(server.phase("a").await, Phase::Active);
     server.run("a", "true").await.unwrap();
-    // Also when it is found out after a restart.
+    // Also when freezing fails after a restart.
     server.driver.fail_freeze(false);
     server.pause("a").await.unwrap();
     server.driver.fail_freeze(true);
@@ -129,7 +129,7 @@ async fn what_cannot_be_paused_goes_on() {
 }
 
 #[tokio::test]
-async fn what_is_paused_stays_so_over_a_restart() {
+async fn a_paused_session_stays_paused_over_a_restart() {
     let server = Server::start().await;
     let made = server.create("a").await;
     let run = server.in_background("a", "sleep 600").await;
@@ -157,9 +157,9 @@ async fn what_is_paused_stays_so_over_a_restart() {
     assert_eq!(server.run_over(&run).await, BackgroundStatus::Cancelled);
 }
 
-/// As after kill -9 between the record and the deed.
+/// As after kill -9 between the record and the freeze.
 #[tokio::test]
-async fn the_record_is_made_true() {
+async fn recovery_reconciles_the_sandbox_with_its_record() {
     let server = Server::start().await;
     let (a, b) = (server.create("a").await, server.create("b").await);
     server.pause("b").await.unwrap();
@@ -173,7 +173,7 @@ async fn the_record_is_made_true() {
 }
 
 #[tokio::test]
-async fn idle_time_stands_still_and_a_ttl_does_not() {
+async fn the_idle_timeout_stops_while_paused_and_the_ttl_does_not() {
     const MINUTE: Duration = Duration::from_secs(60);
     let pass = async |time| {
         tokio::time::pause();
@@ -188,7 +188,7 @@ async fn idle_time_stands_still_and_a_ttl_does_not() {
         ("ttl", Some(10 * MINUTE), None),
     ] {
         let spec = SessionSpec {
-            lifetime: Lifetime { ttl, idle },
+            lifetime: Lifetime { ttl, idle }.into(),
             ..spec(id)
         };
         server.sessions.create(&me(), spec).await.unwrap();
@@ -201,22 +201,22 @@ async fn idle_time_stands_still_and_a_ttl_does_not() {
     assert_eq!(server.phase("idle").await, Phase::Paused);
     assert_eq!(server.phase("ttl").await, Phase::Paused);
     pass(2 * MINUTE).await;
-    assert_eq!(server.ended("ttl").await, "its time of 600s was over");
+    assert_eq!(server.ended("ttl").await, "its TTL of 600s expired");
     server.resume("idle").await.unwrap();
     pass(MINUTE / 2).await;
     assert_eq!(server.phase("idle").await, Phase::Active);
     pass(2 * MINUTE).await;
-    assert_eq!(server.ended("idle").await, "nobody used it for 60s");
+    assert_eq!(server.ended("idle").await, "it was idle for 60s");
 }
 
-/// A command's time may be over while nobody in its sandbox can end it.
+/// A command's timeout may pass while its guest is frozen and cannot kill it.
 #[tokio::test]
-async fn a_paused_guest_is_not_given_up() {
+async fn a_paused_guest_is_not_unresponsive() {
     let script = exec_script(vec![started(), Step::Stall]);
     let server = Server::with(Config::default(), FakeDriver::scripted(script)).await;
     server.create("a").await;
     let mut command = sh("true");
-    command.timeout = Some(Duration::from_secs(1));
+    command.timeout = TimeLimit::After(Duration::from_secs(1));
     let request = RunRequest {
         target: RunTarget::Existing(sid("a")),
         command,
@@ -229,11 +229,11 @@ async fn a_paused_guest_is_not_given_up() {
     assert!(patient.is_err(), "it was given up");
     tokio::time::resume();
     server.resume("a").await.unwrap();
-    // Its grace begins anew, and then it is over.
+    // Its grace period starts again, and then it is unresponsive.
     tokio::time::pause();
     let soon = tokio::time::timeout(Duration::from_secs(5), run.next()).await;
     assert!(soon.is_err(), "it got no grace");
     let error = run.next().await.unwrap().unwrap_err();
     tokio::time::resume();
-    assert!(error.to_string().contains("time was over"), "{error}");
+    assert!(error.to_string().contains("after its timeout"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Warm pools: what is claimed, what is not, and what is left of it all.
+//! Warm pools: claim, refill, back-off, drain.
 
 use super::*;
 use k8e_engine::PoolStatus;
@@ -39,7 +39,7 @@ impl Server {
         }
     }
 
-    /// Waits until that many are ready and none is under way.
+    /// Waits until that many are ready and no launch is pending.
     async fn ready(&self, count: usize) {
         self.pool_until(&format!("{count} are ready"), |pool| {
             pool.ready == count && pool.pending == 0
@@ -57,7 +57,7 @@ impl Server {
 }
 
 #[tokio::test]
-async fn a_claim_is_a_hit_and_binds_what_was_asked_for() {
+async fn a_claim_is_a_hit_and_applies_the_limits() {
     let server = Server::pooled(2, 4).await;
     server.ready(2).await;
     let warm = server.driver.sandboxes();
@@ -68,7 +68,7 @@ async fn a_claim_is_a_hit_and_binds_what_was_asked_for() {
         ..Limits::default()
     };
     let asked = SessionSpec {
-        limits,
+        limits: limits.into(),
         env: [("KEY".to_owned(), "value".to_owned())]
             .into_iter()
             .collect::<std::collections::BTreeMap<_, _>>()
@@ -117,7 +117,7 @@ async fn a_sandbox_serves_one_session_only() {
 }
 
 #[tokio::test]
-async fn a_dead_one_is_never_handed_out() {
+async fn a_dead_one_is_never_claimed() {
     let server = Server::pooled(3, 3).await;
     for _ in 0..10 {
         server.ready(3).await;
@@ -136,7 +136,7 @@ async fn a_dead_one_is_never_handed_out() {
         tokio::time::timeout(PATIENCE, gone)
             .await
             .expect("what is left of a dead one goes");
-        // Forget the pause after a death: this is about what is handed out.
+        // Skip the back-off after a death: this test is about claims.
         server
             .pool_until("is filled again", |pool| pool.ready == 3)
             .await;
@@ -170,7 +170,8 @@ async fn one_whose_limits_cannot_be_set_is_discarded() {
         limits: Limits {
             pids: 77,
             ..Limits::default()
-        },
+        }
+        .into(),
         ..spec("cold")
     };
     let view = server.sessions.create(&me(), asked).await.unwrap();
@@ -182,14 +183,15 @@ async fn one_whose_limits_cannot_be_set_is_discarded() {
 }
 
 #[tokio::test]
-async fn another_disk_needs_another_sandbox() {
+async fn another_disk_limit_is_unfit_for_a_warm_sandbox() {
     let server = Server::pooled(1, 4).await;
     server.ready(1).await;
     let asked = SessionSpec {
         limits: Limits {
             disk_bytes: 64 * MIB,
             ..Limits::default()
-        },
+        }
+        .into(),
         ..spec("cold")
     };
     let view = server.sessions.create(&me(), asked).await.unwrap();
@@ -232,7 +234,7 @@ async fn concurrent_claims_never_get_the_same_one() {
 }
 
 #[tokio::test]
-async fn a_pool_grows_with_its_claims() {
+async fn a_pool_grows_with_demand() {
     let server = Server::pooled(1, 6).await;
     server.ready(1).await;
     for i in 0..12 {
@@ -243,7 +245,7 @@ async fn a_pool_grows_with_its_claims() {
 }
 
 #[tokio::test]
-async fn whoever_is_refused_costs_nothing() {
+async fn a_refused_request_uses_up_no_warm_sandbox() {
     let config = Config {
         sessions_max: 1,
         ..pooled(2, 2)
@@ -269,9 +271,9 @@ async fn whoever_is_refused_costs_nothing() {
     assert_eq!(server.pool().ready, 2);
 }
 
-/// The name is taken in the records only, by somebody else's session that is over.
+/// The id is taken in the store only, by another owner's ended session.
 #[tokio::test]
-async fn a_claim_that_comes_to_nothing_leaves_nothing() {
+async fn a_failed_claim_leaves_nothing() {
     let server = Server::pooled(1, 1).await;
     server.ready(1).await;
     server.create("taken").await;
@@ -287,7 +289,7 @@ async fn a_claim_that_comes_to_nothing_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn failed_launches_are_tried_again_ever_more_slowly() {
+async fn failed_launches_are_retried_with_exponential_back_off() {
     let driver = FakeDriver::new();
     driver.fail_launches(usize::MAX);
     let begun = std::time::Instant::now();
@@ -305,7 +307,7 @@ async fn failed_launches_are_tried_again_ever_more_slowly() {
         (2..=most.count()).contains(&tried),
         "{tried} launches in {so_far:?}"
     );
-    // Whoever asks meanwhile is told why, and changes nothing about the pause.
+    // A creation meanwhile gets the error, and does not change the back-off.
     refused(
         server.sessions.create(&me(), spec("now")).await,
         Code::Unsupported,
@@ -331,11 +333,11 @@ async fn one_whose_guest_is_silent_is_not_ready() {
 }
 
 #[tokio::test]
-async fn shutdown_leaves_what_sessions_have_and_nothing_else() {
+async fn shutdown_drains_the_pool_and_leaves_sessions() {
     let server = Server::pooled(3, 3).await;
     server.ready(3).await;
     let kept = server.create("kept").await.session.sandbox;
-    // Also what is under way.
+    // Also pending launches.
     server.driver.set_launch_delay(Duration::from_millis(100));
     server.create("another").await;
     server
@@ -352,9 +354,9 @@ async fn shutdown_leaves_what_sessions_have_and_nothing_else() {
     assert_eq!(server.driver.sandboxes().len(), 4);
 }
 
-/// As after kill -9: nobody emptied the pool.
+/// As after kill -9: the pool was not drained.
 #[tokio::test]
-async fn what_a_crash_left_in_a_pool_is_swept() {
+async fn warm_sandboxes_are_swept_after_a_crash() {
     let server = Server::pooled(3, 3).await;
     server.ready(3).await;
     let kept = server.create("kept").await.session.sandbox;
@@ -372,7 +374,7 @@ async fn what_a_crash_left_in_a_pool_is_swept() {
 }
 
 #[tokio::test]
-async fn without_a_pool_all_is_as_before() {
+async fn without_a_pool_sessions_start_cold() {
     let server = Server::start().await;
     assert!(server.sessions.pools().is_empty());
     server.create("cold").await;

@@ -1,7 +1,7 @@
-//! The server goes and comes back.
+//! Crash recovery and restart.
 
 use super::*;
-use k8e_model::{RuntimeKind, SandboxId, Session, SessionOrigin};
+use k8e_model::{Lifetime, Limits, RuntimeKind, SandboxId, Session, SessionOrigin};
 use k8e_testkit::{Script, Step};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -21,18 +21,19 @@ fn record(id: &str, phase: Phase) -> Session {
         template: spec.template,
         env: spec.env,
         labels: spec.labels,
-        limits: spec.limits,
-        lifetime: spec.lifetime,
+        limits: Limits::default(),
+        lifetime: Lifetime::default(),
         secrets: spec.secrets,
         egress: k8e_model::EgressPolicy::None,
         created_at: 0,
         last_used: 0,
         sub_agent: None,
+        image: None,
     }
 }
 
 #[tokio::test]
-async fn what_lives_goes_on_and_what_died_is_told() {
+async fn live_sandboxes_are_adopted_and_dead_ones_recorded() {
     let server = Server::start().await;
     let lives = server.create("lives").await;
     let dies = server.create("dies").await;
@@ -65,7 +66,7 @@ async fn what_lives_goes_on_and_what_died_is_told() {
 }
 
 #[tokio::test]
-async fn what_was_half_made_or_half_removed_is_over() {
+async fn half_created_and_half_removed_sessions_are_ended() {
     let server = Server::start().await;
     server
         .store
@@ -162,20 +163,20 @@ async fn lifetimes_go_on_across_a_restart() {
         .create(
             &me(),
             SessionSpec {
-                lifetime,
+                lifetime: lifetime.into(),
                 ..spec("a")
             },
         )
         .await
         .unwrap();
     let server = server.restart().await;
-    assert!(server.ended("a").await.contains("was over"));
+    assert!(server.ended("a").await.contains("TTL"));
     server.no_sandbox().await;
 }
 
-/// Guests that take a call and never answer, more of them than are greeted at once.
+/// Guests that accept a call and never answer, more of them than concurrent handshakes.
 #[tokio::test]
-async fn deaf_guests_do_not_hold_up_a_restart() {
+async fn unresponsive_guests_do_not_delay_a_restart() {
     let deaf = Arc::new(AtomicBool::new(false));
     let turned_deaf = Arc::clone(&deaf);
     let script: Script = Arc::new(move |_| {
@@ -194,7 +195,7 @@ async fn deaf_guests_do_not_hold_up_a_restart() {
     let server = server.start_again().await;
     assert_eq!(server.run("lives", "echo on").await.unwrap().0, b"on\n");
     assert!(start.elapsed() < Duration::from_secs(5), "{start:?}");
-    // Two rounds of greetings run out.
+    // Two rounds of handshakes time out.
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(300)).await;
         tokio::time::pause();

@@ -1,11 +1,11 @@
-//! Which session a run uses that names none: random histories against a model of the rule.
+//! Session selection for runs that name none: property test of random histories against a model.
 
 use super::expiry::{MINUTE, pass};
 use super::*;
 use k8e_engine::SecretOwner;
 use k8e_model::{
-    ClientKind, EgressPolicy, Labels, Lifetime, RuntimeKind, SecretName, SecretRef, SecretRefs,
-    SecretValue, SessionOrigin, SubAgentSpec,
+    ClientKind, EgressPolicy, Labels, LifetimeSpec, RuntimeKind, SecretName, SecretRef, SecretRefs,
+    SecretValue, SessionOrigin, SubAgentSpec, TimeLimit,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ const CASES: u32 = 24;
 /// Kinds of options, see [`options`].
 const OPTIONS: usize = 10;
 
-/// Who asks, and for what.
+/// A request: principal, client kind, tenant and options.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     who: usize,
@@ -67,7 +67,7 @@ struct TwoRuntimes {
 }
 
 fn principals() -> [Principal; 3] {
-    // Who runs the server may use everybody's by name, and no other way.
+    // The operator may use every owner's sessions by id, and no other way.
     [me(), other(), Principal::local()]
 }
 
@@ -103,11 +103,11 @@ fn options(number: usize) -> SessionSpec {
         4 => spec.secrets = secrets(&["one", "two"]),
         5 => spec.secrets = secrets(&["two", "one"]),
         6 => spec.runtime = Some(RuntimeKind::Gvisor),
-        7 => spec.limits.memory_bytes *= 2,
+        7 => spec.limits.memory_bytes = Some(1024 * 1024 * 1024),
         8 => {
-            spec.lifetime = Lifetime {
-                ttl: None,
-                idle: Some(MINUTE),
+            spec.lifetime = LifetimeSpec {
+                ttl: TimeLimit::Never,
+                idle: TimeLimit::After(MINUTE),
             }
         }
         _ => {
@@ -230,7 +230,7 @@ impl History {
         self.server.sessions.run_session(who, &ask.spec())
     }
 
-    /// What `status` would say to everybody about everything.
+    /// The selected session of every possible request.
     fn choices(&self) -> Vec<Option<SessionId>> {
         let mut choices = Vec::new();
         for (who, client) in (0..3).flat_map(|who| [(who, 0), (who, 1)]) {
@@ -342,7 +342,7 @@ impl History {
             Step::Expire => {
                 pass(2 * MINUTE).await;
                 for known in &self.known {
-                    if known.alive && known.spec.lifetime.idle == Some(MINUTE) {
+                    if known.alive && known.spec.lifetime.idle == TimeLimit::After(MINUTE) {
                         self.ended(known).await;
                     }
                 }
@@ -371,7 +371,7 @@ impl History {
         over.expect("an idle session ends");
     }
 
-    /// Learns who is gone, and that records say what made them and for whom.
+    /// Updates the model with ended sessions, and checks origin and owner in the records.
     async fn look(&mut self) {
         for known in &mut self.known {
             let who = &principals()[known.who];

@@ -1,8 +1,8 @@
-//! Commands: what goes in, what comes out, how they end.
+//! Foreground runs: input, output, outcome.
 
 use super::*;
 use bytes::Bytes;
-use k8e_model::{Language, LimitEvents, LimitKind, RunStatus};
+use k8e_model::{Language, LimitEvents, LimitKind, RunStatus, TimeLimit};
 use k8e_testkit::{Script, Step};
 use k8e_wire::proto::{Exited, Started, reply, request};
 
@@ -116,7 +116,7 @@ async fn input_environment_and_signals_arrive() {
 }
 
 #[tokio::test]
-async fn dropped_input_is_its_end() {
+async fn dropping_the_input_closes_stdin() {
     let server = Server::start().await;
     server.create("a").await;
     let mut command = sh("cat; echo done");
@@ -127,11 +127,11 @@ async fn dropped_input_is_its_end() {
 }
 
 #[tokio::test]
-async fn a_timeout_is_told() {
+async fn a_timeout_is_reported() {
     let server = Server::start().await;
     server.create("a").await;
     let mut command = sh("sleep 600 & sleep 600");
-    command.timeout = Some(Duration::from_millis(200));
+    command.timeout = TimeLimit::After(Duration::from_millis(200));
     let (_, outcome) = finish(start(&server, command).await.unwrap())
         .await
         .unwrap();
@@ -140,7 +140,7 @@ async fn a_timeout_is_told() {
 }
 
 #[tokio::test]
-async fn output_is_cut_where_asked() {
+async fn output_is_truncated_at_its_limit() {
     let server = Server::start().await;
     server.create("a").await;
     let mut command = sh("head -c 100000 /dev/zero");
@@ -158,13 +158,25 @@ async fn output_is_cut_where_asked() {
 async fn a_dropped_run_kills_its_command() {
     let server = Server::start().await;
     server.create("a").await;
-    let marker = server.dir.path().join("marker");
-    let late = format!("sleep 1.5; touch {}", marker.display());
-    let mut run = start(&server, sh(&late)).await.unwrap();
+    let mut run = start(&server, sh("echo $$; exec sleep 1000"))
+        .await
+        .unwrap();
     let input = run.take_input();
+    let pid = loop {
+        if let RunEvent::Stdout(bytes) = run.next().await.expect("it runs").unwrap() {
+            break String::from_utf8(bytes.to_vec()).unwrap();
+        }
+    };
+    let process = std::path::Path::new("/proc").join(pid.trim());
+    assert!(process.exists(), "it runs until it is dropped");
     drop(run);
-    tokio::time::sleep(Duration::from_millis(2500)).await;
-    assert!(!marker.exists());
+    let gone = async {
+        while process.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let gone = tokio::time::timeout(Duration::from_secs(60), gone).await;
+    gone.expect("the command ends with its run");
     drop(input);
     assert_eq!(
         server.kinds("a").await,
@@ -174,7 +186,7 @@ async fn a_dropped_run_kills_its_command() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_named() {
+async fn missing_programs_are_named() {
     let server = Server::start().await;
     server.create("a").await;
     refused(
@@ -202,7 +214,7 @@ async fn what_is_missing_is_named() {
     server.create("b").await;
     let code = Command::new(Program::Code {
         language: Language::Python,
-        code: b"1".to_vec(),
+        code: "1".into(),
     })
     .unwrap();
     let request = RunRequest {
@@ -217,7 +229,7 @@ async fn what_is_missing_is_named() {
 }
 
 #[tokio::test]
-async fn limits_that_were_hit_are_told() {
+async fn hit_limits_are_reported() {
     let killed = Exited {
         exit_code: 137,
         signal: 9,
@@ -243,6 +255,16 @@ async fn limits_that_were_hit_are_told() {
                 oom_kills: 0,
                 pids_refused: 3,
             },
+            RunStatus::Completed,
+            vec![LimitKind::Pids],
+        ),
+        // A limit that the sandbox's own kernel enforces, which only the guest can report.
+        (
+            Exited {
+                pids_limit_reached: true,
+                ..exited
+            },
+            LimitEvents::default(),
             RunStatus::Completed,
             vec![LimitKind::Pids],
         ),
@@ -313,7 +335,7 @@ async fn destroying_a_session_ends_its_runs() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_dies_ends_its_runs_and_says_why() {
+async fn a_sandbox_that_dies_ends_its_runs_with_the_reason() {
     let server = Server::start().await;
     let view = server.create("a").await;
     let run = start(&server, sh("sleep 600")).await.unwrap();

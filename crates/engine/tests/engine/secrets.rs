@@ -36,7 +36,7 @@ async fn set(server: &Server, who: &Principal, text: &str) {
 }
 
 #[tokio::test]
-async fn a_command_gets_its_secret_as_it_is_now() {
+async fn a_command_gets_the_current_value() {
     let server = Server::start().await;
     set(&server, &me(), PLAIN).await;
     server
@@ -61,7 +61,7 @@ async fn a_command_gets_its_secret_as_it_is_now() {
 }
 
 #[tokio::test]
-async fn it_goes_over_the_sessions_environment_and_under_the_commands() {
+async fn precedence_is_session_secret_command() {
     let server = Server::start().await;
     set(&server, &me(), "secret").await;
     let plain: BTreeMap<_, _> = [("PASSWORD".to_owned(), "plain".to_owned())].into();
@@ -85,7 +85,7 @@ async fn it_goes_over_the_sessions_environment_and_under_the_commands() {
 }
 
 #[tokio::test]
-async fn others_secrets_are_not_there() {
+async fn secrets_of_other_owners_are_not_found() {
     let server = Server::start().await;
     set(&server, &other(), PLAIN).await;
     assert!(
@@ -143,7 +143,7 @@ async fn an_administrator_sets_them_for_others_and_sees_no_value() {
         .create(&ann, with_secret("s"))
         .await
         .unwrap();
-    // Whoever runs it, it is the owner's.
+    // The owner's secret, whichever principal runs the command.
     let request = RunRequest {
         target: RunTarget::Existing(sid("s")),
         command: sh("echo ${#PASSWORD}"),
@@ -192,7 +192,7 @@ async fn a_value_is_in_no_record() {
 }
 
 #[tokio::test]
-async fn a_run_with_secrets_does_not_use_a_session_without() {
+async fn sessions_with_and_without_secrets_are_not_reused_for_each_other() {
     let server = Server::start().await;
     set(&server, &me(), PLAIN).await;
     let run = async |spec: SessionSpec| {

@@ -1,4 +1,4 @@
-//! The snapshot registry.
+//! Snapshot registry.
 
 use super::*;
 use k8e_model::{SnapshotLayers, SnapshotName};
@@ -12,7 +12,7 @@ fn layers(count: usize) -> SnapshotLayers {
 }
 
 #[tokio::test]
-async fn a_name_stands_for_what_was_put_last() {
+async fn a_put_replaces_the_snapshot_of_that_name() {
     let server = Server::start().await;
     let base = name("base");
     for count in [1, 3] {
@@ -37,7 +37,7 @@ async fn a_name_stands_for_what_was_put_last() {
 }
 
 #[tokio::test]
-async fn names_are_their_owners() {
+async fn names_are_per_owner() {
     let server = Server::start().await;
     let sessions = &server.sessions;
     let base = name("base");
@@ -58,7 +58,7 @@ async fn names_are_their_owners() {
 }
 
 #[tokio::test]
-async fn an_owner_has_only_so_many() {
+async fn snapshots_per_owner_are_limited() {
     let server = Server::start().await;
     let sessions = &server.sessions;
     for n in 0..1000 {

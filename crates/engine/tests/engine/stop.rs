@@ -1,4 +1,4 @@
-//! What a stop of the server, or its death, means for runs whose callers wait for them.
+//! Shutdown and crash of the server during foreground runs.
 
 use super::*;
 
@@ -21,12 +21,12 @@ async fn ends(server: &Server, id: &SessionId) -> Vec<serde_json::Value> {
 }
 
 #[tokio::test]
-async fn a_stop_ends_runs_and_the_sessions_that_were_made_for_them() {
+async fn shutdown_ends_runs_and_the_sessions_created_for_them() {
     let server = Server::start().await;
     server.create("a").await;
     let in_a = || RunTarget::Existing(sid("a"));
     let mut read = start(&server, in_a(), "sleep 600").await;
-    // Nobody reads what these say.
+    // The output of these is not read.
     let unread = start(&server, in_a(), "yes").await;
     let alone = start(&server, fresh(), "yes").await;
     let (alone_id, kept) = (alone.session_id.clone(), sid("a"));
@@ -37,10 +37,10 @@ async fn a_stop_ends_runs_and_the_sessions_that_were_made_for_them() {
         RunEvent::Started { pid }
     });
     server.sessions.shutdown().await;
-    // Its caller is told.
+    // Its caller gets the error.
     let told = tokio::time::timeout(PATIENCE, read.next()).await.unwrap();
     refused(told.unwrap(), Code::Unavailable, "stopping");
-    // Before anybody lets go of a run, all of it is in the store.
+    // All ends are in the store before any run is dropped.
     let record = server.store.session(&alone_id).await.unwrap().unwrap();
     assert_eq!(record.phase, Phase::Ended);
     assert_eq!(server.driver.sandboxes().len(), 1);
@@ -55,7 +55,7 @@ async fn a_stop_ends_runs_and_the_sessions_that_were_made_for_them() {
 }
 
 #[tokio::test]
-async fn nothing_is_run_in_a_server_that_stops() {
+async fn no_run_starts_during_shutdown() {
     let server = Server::start().await;
     server.create("a").await;
     server.sessions.shutdown().await;
@@ -66,7 +66,7 @@ async fn nothing_is_run_in_a_server_that_stops() {
 }
 
 #[tokio::test]
-async fn a_killed_server_leaves_no_run_without_an_end() {
+async fn the_end_of_a_run_is_recorded_after_a_crash() {
     let server = Server::start().await;
     server.create("a").await;
     let done = server.run("a", "true").await.unwrap();
@@ -74,7 +74,7 @@ async fn a_killed_server_leaves_no_run_without_an_end() {
     let in_a = start(&server, RunTarget::Existing(sid("a")), "sleep 600").await;
     let alone = start(&server, fresh(), "sleep 600").await;
     let alone_id = alone.session_id.clone();
-    // Written down, and then nothing more is: as when it is killed.
+    // Stored, and then nothing more is: as when the server is killed.
     server.kinds("a").await;
     std::mem::forget((in_a, alone));
     let server = server.start_again().await;
@@ -82,7 +82,7 @@ async fn a_killed_server_leaves_no_run_without_an_end() {
     let status: Vec<_> = of_a.iter().map(|end| &end["status"]).collect();
     assert_eq!(status, ["completed", "lost"]);
     assert_eq!(ends(&server, &alone_id).await.len(), 1);
-    // The session that was made for a run went with it.
+    // The session created for a run ended with it.
     assert_eq!(
         server.ended(alone_id.as_str()).await,
         "the server stopped during the run that it was made for"
@@ -92,7 +92,7 @@ async fn a_killed_server_leaves_no_run_without_an_end() {
 }
 
 #[tokio::test]
-async fn a_caller_who_leaves_ends_a_run_and_the_session_that_was_made_for_it() {
+async fn a_disconnect_ends_a_run_and_the_session_created_for_it() {
     let server = Server::start().await;
     let run = start(&server, fresh(), "sleep 600").await;
     let id = run.session_id.clone();

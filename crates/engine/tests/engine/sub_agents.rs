@@ -1,7 +1,7 @@
-//! Sessions that live in the sandbox of another.
+//! Sub-agents: sessions that share the sandbox of their parent.
 
 use super::*;
-use k8e_model::{BackgroundStatus, EgressPolicy, SubAgentSpec};
+use k8e_model::{BackgroundStatus, EgressPolicy, SubAgentSpec, TimeLimit};
 
 impl Server {
     async fn sub_agent(&self, parent: &str) -> Result<SessionView, Error> {
@@ -19,7 +19,7 @@ impl Server {
 }
 
 fn alive(pid: &str) -> bool {
-    // One that was killed and that nobody reaps here is dead enough.
+    // A zombie counts as dead.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     !stat.is_empty() && !stat.contains(") Z ")
 }
@@ -33,7 +33,7 @@ async fn gone(pid: &str) {
     tokio::time::timeout(PATIENCE, gone).await.expect("it ends");
 }
 
-/// Leaves a process behind, and says which.
+/// Leaves a process behind; returns its pid.
 async fn leave(server: &Server, id: &str) -> String {
     let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!";
     let (out, _) = server.run(id, script).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_sub_agent_is_a_session_in_its_parents_sandbox() {
 }
 
 #[tokio::test]
-async fn it_is_refused_what_is_its_parents() {
+async fn operations_on_what_it_shares_are_refused() {
     let server = Server::start().await;
     server.create("a").await;
     let id = server.child("a").await;
@@ -143,7 +143,7 @@ async fn it_is_refused_what_is_its_parents() {
 }
 
 #[tokio::test]
-async fn it_counts_like_any_session() {
+async fn it_counts_against_the_session_limits() {
     let config = Config {
         sessions_per_owner_max: 2,
         ..Config::default()
@@ -159,7 +159,7 @@ async fn it_counts_like_any_session() {
 }
 
 #[tokio::test]
-async fn its_end_is_the_end_of_what_it_started_and_of_nothing_else() {
+async fn its_end_kills_its_own_processes_only() {
     let server = Server::start().await;
     let sandbox = server.create("a").await.session.sandbox;
     let (one, two) = (server.child("a").await, server.child("a").await);
@@ -170,7 +170,7 @@ async fn its_end_is_the_end_of_what_it_started_and_of_nothing_else() {
     let background = RunRequest {
         target: RunTarget::Existing(sid(&one)),
         command: Command {
-            timeout: None,
+            timeout: TimeLimit::Never,
             ..sh("sleep 600")
         },
     };
@@ -198,7 +198,7 @@ async fn its_end_is_the_end_of_what_it_started_and_of_nothing_else() {
     assert_eq!(server.ended(&two).await, "its parent a ended");
     server.no_sandbox().await;
     for pid in &left {
-        // The fake's processes are this machine's: nobody else ends them.
+        // The fake's processes run on this machine: they are killed here.
         if alive(pid) {
             std::process::Command::new("kill")
                 .arg(pid)
@@ -209,7 +209,7 @@ async fn its_end_is_the_end_of_what_it_started_and_of_nothing_else() {
 }
 
 #[tokio::test]
-async fn it_is_paused_with_its_parent_and_comes_back_with_it() {
+async fn it_is_paused_and_recovered_with_its_parent() {
     let server = Server::start().await;
     server.create("a").await;
     let id = server.child("a").await;

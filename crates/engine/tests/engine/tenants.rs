@@ -1,4 +1,4 @@
-//! Tenants: who may make sessions for which, and runs that name a tenant instead of a session.
+//! Tenants: authorization, quotas, and runs that name a tenant instead of a session.
 
 use super::expiry::{MINUTE, pass};
 use super::*;
@@ -21,7 +21,7 @@ fn request(spec: SessionSpec, script: &str) -> RunRequest {
 }
 
 #[tokio::test]
-async fn a_tenants_session_is_made_once_and_used_again() {
+async fn a_tenants_session_is_created_once_and_reused() {
     let server = Server::start().await;
     let first = server
         .sessions
@@ -53,7 +53,7 @@ async fn a_tenants_session_is_made_once_and_used_again() {
 }
 
 #[tokio::test]
-async fn fifty_runs_at_once_share_one_session() {
+async fn fifty_concurrent_runs_share_one_session() {
     let server = Server::start().await;
     server.driver.set_launch_delay(Duration::from_millis(50));
     let who = me();
@@ -96,12 +96,12 @@ async fn a_dead_session_is_replaced() {
         .unwrap()
         .session
         .sandbox;
-    // Nobody was told yet: the run itself finds out.
+    // The death is not reported yet: the run itself detects it.
     server.driver.kill_guest(&sandbox);
     let who = me();
     let again = || server.sessions.run(&who, request(tenant("t"), "echo new"));
     let second = match again().await {
-        // It took the request before it was gone: that call fails, and the next one finds out.
+        // It accepted the request before it died: that call fails, and the next one detects it.
         Err(error) if error.code() == Code::Unavailable => again().await.unwrap(),
         second => second.unwrap(),
     };
@@ -115,7 +115,7 @@ async fn a_dead_session_is_replaced() {
 }
 
 #[tokio::test]
-async fn somebody_who_asks_for_an_isolation_does_not_get_another() {
+async fn a_request_for_a_runtime_does_not_reuse_another() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
     let strong = FakeDriver::of_kind(RuntimeKind::Gvisor);
@@ -154,7 +154,7 @@ async fn somebody_who_asks_for_an_isolation_does_not_get_another() {
 }
 
 #[tokio::test]
-async fn a_fresh_session_goes_with_its_run() {
+async fn a_fresh_session_ends_with_its_run() {
     let server = Server::start().await;
     let fresh = |script: &str| RunRequest {
         target: RunTarget::Fresh(tenant("t")),
@@ -174,7 +174,7 @@ async fn a_fresh_session_goes_with_its_run() {
         .unwrap();
     drop(run);
     server.no_sandbox().await;
-    // It does not start at all: gone too.
+    // A command that does not start: the session ends too.
     let nothing = RunRequest {
         target: RunTarget::Fresh(tenant("t")),
         command: argv(&["no-such-program"]),
@@ -281,7 +281,7 @@ async fn keys_that_name_no_tenant_do_not_share_one() {
 }
 
 #[tokio::test]
-async fn whoever_runs_the_server_may_use_any_tenant() {
+async fn the_operator_may_use_any_tenant() {
     let server = Server::start().await;
     for who in [Principal::local(), Principal::loopback(), me()] {
         for (spec, got) in [(tenant("x"), "x"), (SessionSpec::default(), "default")] {
@@ -296,7 +296,7 @@ async fn whoever_runs_the_server_may_use_any_tenant() {
 }
 
 #[tokio::test]
-async fn a_session_stays_its_owners_whatever_its_tenant() {
+async fn a_session_keeps_its_owner_whatever_its_tenant() {
     let server = Server::start().await;
     let sessions = &server.sessions;
     let (before, _) = holder(&server, "before", &["old"]).await;
@@ -311,7 +311,7 @@ async fn a_session_stays_its_owners_whatever_its_tenant() {
     assert_eq!(finish(run).await.unwrap().0, b"here\n");
     let all = sessions.list(&ann, ListFilter::default()).await.unwrap();
     assert_eq!(all.len(), 1);
-    // But nothing is made for that tenant, sub-agents neither.
+    // But nothing is created for that tenant, nor sub-agents.
     let spec = SubAgentSpec::new("", "").unwrap();
     let sub = sessions.create_sub_agent(&ann, &id, spec.clone()).await;
     refused(sub, Code::Denied, "may not use tenant old, only new");
@@ -320,14 +320,14 @@ async fn a_session_stays_its_owners_whatever_its_tenant() {
 }
 
 #[tokio::test]
-async fn a_tenant_has_its_share_of_the_sessions() {
+async fn sessions_per_tenant_are_limited() {
     let config = Config {
         sessions_per_tenant_max: 2,
         ..Config::default()
     };
     let server = Server::with(config, FakeDriver::new()).await;
     let sessions = &server.sessions;
-    // Of all owners together, with sub-agents.
+    // All owners together, sub-agents included.
     let first = sessions.create(&me(), tenant("t")).await.unwrap();
     sessions.create(&other(), tenant("t")).await.unwrap();
     let full = "tenant t has 2 sessions alive";
@@ -343,13 +343,14 @@ async fn a_tenant_has_its_share_of_the_sessions() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_over_is_replaced_and_its_files_are_not_promised() {
+async fn an_ended_session_is_replaced_without_its_files() {
     let server = Server::start().await;
     let short = SessionSpec {
         lifetime: Lifetime {
             ttl: None,
             idle: Some(MINUTE),
-        },
+        }
+        .into(),
         ..tenant("t")
     };
     let run = async || {
@@ -394,7 +395,7 @@ async fn a_session_whose_first_command_does_not_start_is_not_kept() {
     assert_eq!(sessions.run_session(&who, &spec), None);
     server.no_sandbox().await;
 
-    // One that others use stays.
+    // One in use by other calls stays.
     let run = sessions
         .run(&who, request(tenant("t"), "true"))
         .await

@@ -1,4 +1,4 @@
-//! Terminals.
+//! Terminals (PTY).
 
 use super::*;
 use bytes::Bytes;
@@ -34,7 +34,7 @@ impl Server {
     }
 }
 
-/// What it says up to its end, or to that text.
+/// Reads output up to the exit, or to that text.
 async fn read(stream: &mut TerminalStream, text: &str) -> (String, Option<i32>) {
     let mut said = Vec::new();
     let all = async {
@@ -53,7 +53,7 @@ async fn read(stream: &mut TerminalStream, text: &str) -> (String, Option<i32>) 
 }
 
 #[tokio::test]
-async fn a_terminal_is_made_read_typed_into_and_ends() {
+async fn a_terminal_is_created_read_written_and_exits() {
     let server = Server::start().await;
     server.create("a").await;
     let view = server.make_terminal("a", sh("stty size; read x; echo got-$x; exit 3"));
@@ -78,13 +78,13 @@ async fn a_terminal_is_made_read_typed_into_and_ends() {
     assert!(said.contains("got-x\r\n"), "{said}");
     assert_eq!(exit, Some(3));
     assert!(stream.next().await.is_none());
-    // It is kept for who comes late.
+    // The exit is kept for a late reader.
     let mut late = server.attach(&view.id).await;
     assert_eq!(read(&mut late, "").await.1, Some(3));
     refused(
         server.type_in(&view.id, b"x").await,
         Code::Precondition,
-        "over",
+        "has ended",
     );
     let kinds = server.kinds("a").await;
     assert!(kinds.contains(&"terminal_created".to_owned()), "{kinds:?}");
@@ -97,7 +97,7 @@ async fn a_terminal_is_made_read_typed_into_and_ends() {
 }
 
 #[tokio::test]
-async fn signals_and_destruction() {
+async fn a_terminal_is_signalled_and_destroyed() {
     let server = Server::start().await;
     server.create("a").await;
     let id = server.terminal(
@@ -128,7 +128,7 @@ async fn signals_and_destruction() {
 }
 
 #[tokio::test]
-async fn terminals_are_their_owners_alone() {
+async fn terminals_of_other_owners_are_not_found() {
     let server = Server::start().await;
     server.create("a").await;
     let own = server.terminal("a", "sleep 60").await;
@@ -153,7 +153,7 @@ async fn terminals_are_their_owners_alone() {
 }
 
 #[tokio::test]
-async fn there_are_so_many_and_those_that_are_over_make_room() {
+async fn terminals_are_limited_and_exited_ones_are_evicted() {
     let config = Config {
         terminals_max: 66,
         ..Config::default()
@@ -166,7 +166,7 @@ async fn there_are_so_many_and_those_that_are_over_make_room() {
     for _ in 0..63 {
         server.terminal("a", "sleep 60").await;
     }
-    // The one that is over goes.
+    // The exited one is evicted.
     server.terminal("a", "sleep 60").await;
     refused(
         server
@@ -214,7 +214,7 @@ async fn terminals_survive_a_restart_and_not_their_session() {
 }
 
 #[tokio::test]
-async fn what_does_not_start_leaves_nothing() {
+async fn a_failed_start_leaves_nothing() {
     let server = Server::start().await;
     server.create("a").await;
     let missing = server.make_terminal("a", argv(&["no-such-program"])).await;
@@ -225,7 +225,7 @@ async fn what_does_not_start_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_hostile_guest_harms_nobody() {
+async fn a_hostile_guest_fails_only_its_own_calls() {
     let started = || Step::Reply(reply::Reply::Started(proto::Started { pid: 7 }));
     let exited = |exit_code| {
         reply::Reply::Exited(Exited {

@@ -1,10 +1,10 @@
-//! What a caller proves himself with, read from anything. For the crate `fuzz`.
+//! Credentials parsed from arbitrary bytes. For the crate `fuzz`.
 
 use k8e_model::ApiKey;
 
 pub use super::tls::fuzzing::certificate_request;
 
-/// The key in an `authorization` header, if that is what it is.
+/// The API key in an `authorization` header, if it is one.
 pub fn bearer(text: &str) -> Option<ApiKey> {
     super::bearer(text)
 }

@@ -1,4 +1,4 @@
-//! A client certificate for an API key, whichever service it is asked for by.
+//! Login: issues a client certificate for an API key, for both APIs.
 
 use super::tls::{CERT_LIFETIME, ForClient, Tls};
 use super::{Credential, principal};
@@ -12,24 +12,24 @@ use tonic::{Request, Status};
 /// A certificate request is a key, a name and a signature: under a kilobyte with P-256.
 const CSR_BYTES_MAX: usize = 16 * 1024;
 
-/// Of what a device calls itself, in the audit.
+/// Characters of a device's name in the audit log.
 const DEVICE_CHARS_MAX: usize = 64;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Gives certificates. Cheap to clone.
+/// Issues client certificates. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Login {
     sessions: Sessions,
-    /// None when nobody can come in by TLS.
+    /// None when the server has no TLS listener.
     tls: Option<Arc<Tls>>,
 }
 
-/// What somebody gets who logs in.
+/// The answer to a login.
 pub(crate) struct Granted {
-    /// PEM.
+    /// The client certificate, PEM.
     pub(crate) cert: String,
-    /// PEM: what signed it, and the server's own.
+    /// The authority's certificate, PEM: it signed this one and the server's.
     pub(crate) ca_cert: String,
     pub(crate) valid_days: i64,
 }
@@ -41,7 +41,7 @@ impl Login {
         Self { sessions, tls }
     }
 
-    /// A certificate for the key that the caller of `request` came in with.
+    /// A certificate for the API key that `request` was authenticated with.
     pub(crate) fn grant<T>(
         &self,
         request: &Request<T>,
@@ -64,14 +64,14 @@ impl Login {
         }
     }
 
-    /// The certificate that the next handshake shows, as PEM.
+    /// The server's certificate for the next handshake, as PEM.
     pub(crate) fn server_cert(&self) -> Result<String, Status> {
         let tls = self.tls.as_ref();
         let tls = tls.ok_or_else(|| to_status(Code::Unsupported, NO_TLS))?;
         Ok(tls.shown_pem())
     }
 
-    /// A certificate that ends with its key at the latest, and its number.
+    /// A certificate that expires with its key at the latest, and its serial number.
     fn certificate(&self, key: &KeyId, csr: &str) -> Result<(Granted, String), (Code, String)> {
         let tls = self.tls.as_ref();
         let tls = tls.ok_or_else(|| (Code::Unsupported, NO_TLS.to_owned()))?;
@@ -100,7 +100,7 @@ impl Login {
 
 const NO_TLS: &str = "this server takes no clients over TLS: start it with --listen";
 
-/// The key that a caller came in with, by itself or as his certificate's.
+/// The API key of a client: its credential, or what its certificate was issued for.
 fn login_key(credential: Option<&Credential>) -> Result<KeyId, Status> {
     let key = match credential {
         Some(Credential::Key(id)) => Some(id),
@@ -122,7 +122,7 @@ fn lifetime(key_ends: Option<UnixMillis>, now: UnixMillis) -> Duration {
     })
 }
 
-/// What a device calls itself, fit for a line of text.
+/// A device's name without control characters, for a line of the audit log.
 fn device(name: &str) -> String {
     let plain = |c: &char| !c.is_control();
     name.chars().filter(plain).take(DEVICE_CHARS_MAX).collect()

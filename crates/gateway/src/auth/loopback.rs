@@ -3,8 +3,8 @@
 //! The kernel is asked about one connection, so it costs the same however many there are. It looks up addresses, ports and
 //! interface, and when it finds no such connection it answers with another socket: a listener on that port, or what is
 //! left of a connection that was closed, which has no owner and reads as uid 0. So an answer counts only when every
-//! field of it is what was asked for, of an established connection that somebody still holds. Anything else is an error,
-//! and the caller is refused.
+//! field of it is what was asked for, of an established connection that a process still holds. Anything else is an
+//! error, and the client is refused.
 
 use rustix::fd::AsFd;
 use rustix::net::{
@@ -48,7 +48,7 @@ pub(crate) enum Unknown {
     NoSuchConnection,
     #[error("the kernel answered about another socket, or one that is bound to an interface")]
     AnotherSocket,
-    #[error("the client's end is not established, or nobody holds it any more")]
+    #[error("the client's end is not established, or no process holds it any more")]
     NotEstablished,
 }
 
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_of_a_connection_is_known() {
+    fn the_owner_of_a_connection_is_known_as_root() {
         let me = rustix::process::geteuid().as_raw();
         for address in ADDRESSES {
             let listener = TcpListener::bind(address).unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_socket_that_speaks_ipv4_is_known() {
+    fn an_ipv6_socket_that_speaks_ipv4_is_known_as_root() {
         let listener = TcpListener::bind("[::]:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         for address in ["127.0.0.1", "::ffff:127.0.0.1"] {
@@ -283,7 +283,7 @@ mod tests {
 
     /// The kernel finds no unbound socket with these addresses, and answers with root's listener.
     #[test]
-    fn a_socket_on_the_loopback_device_is_not_taken_for_a_listener() {
+    fn a_socket_on_the_loopback_device_is_not_taken_for_a_listener_as_root() {
         for address in ADDRESSES {
             let listener = TcpListener::bind(address).unwrap();
             let everywhere = if listener.local_addr().unwrap().is_ipv4() {
@@ -305,7 +305,7 @@ mod tests {
 
     /// What is left of a closed connection has no owner, and reads as root's.
     #[test]
-    fn a_closed_socket_belongs_to_nobody() {
+    fn a_closed_socket_belongs_to_nobody_as_root() {
         for address in ADDRESSES {
             let listener = TcpListener::bind(address).unwrap();
             let (client, mut server) = accepted(&listener, |to| TcpStream::connect(to).unwrap());

@@ -1,14 +1,14 @@
-//! Users and groups of this machine, from its own files.
+//! Users and groups of this machine, from `/etc/passwd` and `/etc/group`.
 
-/// The files are small; more is not what we think it is.
+/// Bytes read of such a file; they are small.
 const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
-/// Whether a peer with these ids may use the socket.
+/// Whether a peer with this uid and gid may use the Unix socket: root, or a member of the group.
 pub(crate) fn may_enter(uid: u32, gid: u32, group: &str) -> bool {
     uid == 0 || is_member(uid, gid, group, &read("/etc/passwd"), &read("/etc/group"))
 }
 
-/// The same for a user of whom no group is known but those in the files.
+/// The same for a user whose groups are only known from the files.
 pub(crate) fn user_may_enter(uid: u32, group: &str) -> bool {
     uid == 0 || {
         let passwd = read("/etc/passwd");
@@ -17,7 +17,7 @@ pub(crate) fn user_may_enter(uid: u32, group: &str) -> bool {
     }
 }
 
-/// The number of a group of this machine, if it exists.
+/// The gid of a group of this machine, if it exists.
 pub fn group_id(group: &str) -> Option<u32> {
     find_group(&read("/etc/group"), group).map(|group| group.gid)
 }

@@ -1,34 +1,34 @@
-//! Wrong API keys, counted by where they come from.
+//! Brute-force throttling: wrong API keys, counted for each source address.
 //!
-//! Who sends many is answered without an opinion on the next one: from there only keys count that
-//! were right from there before. So guessing gets nowhere, and whoever shares an address with the
-//! guesser (a loopback, an office) goes on working.
+//! A source that sent too many is throttled: only keys that were right from there before are accepted, and any other is
+//! refused without saying whether it is right. So guessing gets nowhere, and clients that share an address with the
+//! attacker (loopback, an office) go on working.
 
-use crate::limit::{Bucket, Rate};
 use crate::source::Source;
 use k8e_model::KeyId;
+use k8e_net::token_bucket::{Rate, TokenBucket};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Typing errors, and a client with an old key, fit well; guessing does not.
+/// Wrong keys of one source: typing errors and a client with an old key stay below it, guessing does not.
 const WRONG: Rate = Rate {
     per_second: 1,
     burst: 10,
 };
 
-/// Sources that are remembered. Beyond that new ones share one count: those who guess from more
-/// addresses than this slow down only those whose key was never right from where they are.
+/// Sources that are counted. Beyond that new ones share one bucket: an attacker with more addresses than this throttles
+/// only clients whose key was never right from their address.
 const SOURCES_MAX: usize = 4096;
 
-/// Of one key, the latest. More than a roaming laptop needs.
+/// Sources kept for one key, the latest. More than a roaming laptop needs.
 const KNOWN_PLACES_MAX: usize = 8;
 
-/// More keys than a server takes.
+/// Keys whose sources are kept: more than a server has.
 const KNOWN_KEYS_MAX: usize = 16_384;
 
-/// Wrong keys, and from where right ones came.
+/// The sources of wrong keys, and of right ones.
 pub(crate) struct Throttle {
     table: Mutex<Table>,
 }
@@ -39,21 +39,21 @@ struct Table {
     known: HashMap<KeyId, VecDeque<Source>>,
 }
 
-/// Wrong keys of one source.
+/// The wrong keys of one source.
 struct Guesses {
-    bucket: Bucket,
-    /// Whether they are known to be too many; forgotten after a pause.
-    told: bool,
+    bucket: TokenBucket,
+    /// Whether the throttling was logged; reset when the bucket is full again.
+    logged: bool,
 }
 
-/// What becomes of a call with a wrong key.
+/// The answer to a call with a wrong key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// Told so.
-    Told,
-    /// The first of too many.
+    /// The key is wrong.
+    Invalid,
+    /// Throttled from now on; to be logged.
     TooMany,
-    /// One of too many.
+    /// Throttled before.
     StillTooMany,
 }
 
@@ -70,7 +70,7 @@ impl Throttle {
         }
     }
 
-    /// Whether a right key may be used from there now.
+    /// Whether a right key is accepted from this address now.
     pub(crate) fn right(&self, from: IpAddr, key: &KeyId) -> bool {
         self.right_at(Source::of(from), key, Instant::now())
     }
@@ -103,11 +103,11 @@ impl Throttle {
     fn wrong_at(&self, from: Source, now: Instant) -> Wrong {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let guesses = table.guesses_mut(from, now);
-        guesses.told &= !guesses.bucket.is_full(now);
+        guesses.logged &= !guesses.bucket.is_full(now);
         if guesses.bucket.take(WRONG, now) {
-            return Wrong::Told;
+            return Wrong::Invalid;
         }
-        if std::mem::replace(&mut guesses.told, true) {
+        if std::mem::replace(&mut guesses.logged, true) {
             Wrong::StillTooMany
         } else {
             Wrong::TooMany
@@ -119,7 +119,7 @@ impl Throttle {
 
 impl Table {
     fn guesses(&self, from: Source) -> &Guesses {
-        // The others' have only what found no place of its own.
+        // Sources without a bucket of their own share one.
         self.wrong.get(&from).unwrap_or(&self.others)
     }
 
@@ -139,8 +139,8 @@ impl Table {
 impl Guesses {
     fn none(now: Instant) -> Self {
         Self {
-            bucket: Bucket::full(now),
-            told: false,
+            bucket: TokenBucket::full(now),
+            logged: false,
         }
     }
 }
@@ -162,7 +162,7 @@ mod tests {
         assert!(throttle.right_at(office, &known, now));
         let second: Vec<_> = (0..1000).map(|_| throttle.wrong_at(office, now)).collect();
         let count = |what| second.iter().filter(|wrong| **wrong == what).count();
-        assert_eq!((count(Wrong::Told), count(Wrong::TooMany)), (10, 1));
+        assert_eq!((count(Wrong::Invalid), count(Wrong::TooMany)), (10, 1));
         assert!(throttle.right_at(office, &known, now), "it was right there");
         assert!(
             !throttle.right_at(office, &new, now),
@@ -171,7 +171,7 @@ mod tests {
         assert!(throttle.right_at(home, &new, now), "another place");
         let later = now + Duration::from_secs(20);
         assert!(throttle.right_at(office, &new, later));
-        assert_eq!(throttle.wrong_at(office, later), Wrong::Told);
+        assert_eq!(throttle.wrong_at(office, later), Wrong::Invalid);
     }
 
     #[test]

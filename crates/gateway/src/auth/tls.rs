@@ -1,9 +1,9 @@
-//! Our own certificate authority and the certificates it signs.
+//! The server's own certificate authority (CA) and the certificates it signs.
 //!
-//! Flow: the authority is made once and kept; the server's and the admin's certificates are made
-//! again, at start and while the server runs, when they are missing, of another authority, near
-//! their end, or (the server's) lack a name this machine has. Connections that are open stay as
-//! they are; the next handshake has the new certificate. File names are K8E's.
+//! Flow: the CA is created once and kept; the server's and the admin's certificates are renewed, at start and while the
+//! server runs, when they are missing, of another CA, near expiry, or (the server's) lack a name of this machine. Open
+//! connections stay as they are; the next handshake has the new certificate. File names are those that `sandbox.v1`
+//! clients know.
 
 mod files;
 pub(super) mod fuzzing;
@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// A certificate with less than this left is made again.
+/// A certificate that expires sooner than this is renewed.
 const RENEW_BEFORE_S: i64 = 30 * 24 * 3600;
 
 /// Names under which `sandbox.v1` clients look for the authority: those of today and of the first
@@ -38,14 +38,14 @@ const LINKS: [&str; 2] = ["sandbox-ca.crt", "serving-kube-apiserver.crt"];
 /// The name in the admin's certificate, and so the owner of what it makes.
 const ADMIN: &str = "admin";
 
-/// The authority, and the certificate that the server has just now.
+/// The CA, and the server's current certificate.
 pub(crate) struct Tls {
     dir: PathBuf,
     authority: Authority,
     current: Arc<Current>,
 }
 
-/// What the next handshake shows.
+/// The server's certificate for the next handshake.
 #[derive(Debug)]
 struct Current(RwLock<Shown>);
 
@@ -58,7 +58,7 @@ struct Shown {
 // === impl Tls ===
 
 impl Tls {
-    /// Makes what is missing or old in `dir`, and reads what is there.
+    /// Reads the certificates in `dir`, and issues those that are missing or near expiry.
     pub(crate) fn open(dir: &Path, names: &[Name]) -> Result<Self, Error> {
         files::make_dir(dir)?;
         files::make_dir(&dir.join("admin"))?;
@@ -81,8 +81,8 @@ impl Tls {
         })
     }
 
-    /// Makes again what is missing, near its end, or lacks a name. Whether the server's
-    /// certificate is another one now. The authority stays: all clients trust that one.
+    /// Renews what is missing, near expiry, or lacks a name. Returns whether the server's certificate changed. The CA
+    /// stays: all clients trust it.
     pub(crate) fn refresh(&self, names: &[Name]) -> Result<bool, Error> {
         admin_certificate(&self.dir, &self.authority, false)?;
         let server = server_certificate(&self.dir, &self.authority, false, names)?;
@@ -99,7 +99,7 @@ impl Tls {
     }
 
     /// Links to the authority under the names that `sandbox.v1` clients on this machine look for in
-    /// `dir`. A file that is there is another program's and stays.
+    /// `dir`. A file of that name belongs to another program and stays.
     pub(crate) fn link_authority(&self, dir: &Path) -> Result<(), Error> {
         let ours = std::path::absolute(self.dir.join("sandbox-ca.crt"));
         let ours = ours.unwrap_or_else(|_| self.dir.join("sandbox-ca.crt"));
@@ -110,18 +110,18 @@ impl Tls {
         Ok(())
     }
 
-    /// What signs, as clients need it.
+    /// The CA's certificate, PEM.
     pub(crate) fn ca_pem(&self) -> &str {
         self.authority.cert_pem()
     }
 
-    /// The server's certificate, as the next handshake shows it.
+    /// The server's certificate for the next handshake, PEM.
     pub(crate) fn shown_pem(&self) -> String {
         self.current.pem()
     }
 
-    /// A certificate for a client: as PEM, and its number. An error says what is wrong with the
-    /// request.
+    /// Signs a client's certificate request: the certificate as PEM, and its serial number. An error says what is
+    /// wrong with the request.
     pub(crate) fn sign(
         &self,
         csr_pem: &str,
@@ -130,7 +130,7 @@ impl Tls {
         self.authority.sign(csr_pem, client)
     }
 
-    /// How handshakes are made: clients may have a certificate of ours, or none; never another's.
+    /// rustls' configuration: clients have a certificate of our CA, or none; never another's.
     pub(crate) fn server_config(&self) -> Result<ServerConfig, Error> {
         let failed = |cause: &dyn std::fmt::Display| Error::Certificate {
             operation: "use the certificates",
@@ -154,7 +154,7 @@ impl Tls {
             .with_client_cert_verifier(clients)
             .with_cert_resolver(Arc::clone(&self.current) as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = vec![b"h2".to_vec()];
-        // Every connection proves anew who it is.
+        // No session resumption: every connection authenticates anew.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(config)
@@ -199,8 +199,8 @@ impl Shown {
     }
 }
 
-/// Who a certificate is for. None when it has no usable common name. That it is ours the handshake
-/// has proved.
+/// The principal of a client certificate. None when it has no usable common name. The handshake has verified that our
+/// CA signed it.
 pub(crate) fn certificate(der: &[u8]) -> Option<Certificate> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let mut names = certificate.subject().iter_common_name();
@@ -210,7 +210,7 @@ pub(crate) fn certificate(der: &[u8]) -> Option<Certificate> {
     }
     let mut units = certificate.subject().iter_organizational_unit();
     let key = match units.next() {
-        // One that names a key must name it well: it would not be taken back with it.
+        // One that names a key must name it well, or it would not be revoked with the key.
         Some(unit) => Some(unit.as_str().ok()?.parse().ok()?),
         None => None,
     };
@@ -267,7 +267,7 @@ fn keep_or_issue(
     Ok(issued)
 }
 
-/// Whether a certificate lasts and has every name. One that cannot be read is not good.
+/// Whether a certificate is not near expiry and has every name. One that cannot be read is not good.
 fn is_good(cert_pem: &str, names: &[Name], now_s: i64) -> bool {
     let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(cert_pem.as_bytes()) else {
         return false;

@@ -1,5 +1,5 @@
-//! How visitors get to the door: directly, or through a proxy of the operator's; by one host name for all services, or
-//! by one for each.
+//! Base URL of exposed services: the listener itself, or a proxy in front of it; one host name for all services, or one
+//! for each (wildcard).
 
 use hyper::Uri;
 use k8e_engine::ExposeBase;
@@ -8,10 +8,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// Of a URL that somebody typed.
+/// Bytes of a base URL.
 const BYTES_MAX: usize = 1024;
 
-/// Of a whole name in DNS.
+/// Bytes of a name in DNS, less a label for the service.
 const DOMAIN_BYTES_MAX: usize = 253 - LABEL_BYTES_MAX - 1;
 const LABEL_BYTES_MAX: usize = 63;
 
@@ -31,7 +31,7 @@ pub struct BaseUrl {
 // === impl BaseUrl ===
 
 impl BaseUrl {
-    /// Of a door that nobody said anything about. Everybody's address is no name for a URL.
+    /// The default: the listener's address. An unspecified one (`0.0.0.0`) cannot be in a URL.
     pub(super) fn of(address: SocketAddr, name: Option<&str>) -> Self {
         let authority = match name {
             Some(name) => format!("{name}:{}", address.port()),
@@ -63,7 +63,7 @@ impl BaseUrl {
         self.wildcard
     }
 
-    /// The service that a `host` header names, where each has a host name of its own. The port is the proxy's business.
+    /// The service that a `host` header names, where each has a host name of its own. The port is ignored: a proxy in front may have another.
     pub(super) fn service(&self, host: &str) -> Option<ServiceLabel> {
         let host = without_port(host).to_ascii_lowercase();
         let label = host.strip_suffix(without_port(&self.authority))?;
@@ -137,7 +137,7 @@ fn without_port(authority: &str) -> &str {
     if is_port { host } else { authority }
 }
 
-/// Names only: an address has no names below it.
+/// Whether it is a domain name. An IP address has no names below it.
 fn is_domain(host: &str) -> bool {
     let is_label = |label: &str| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';

@@ -1,28 +1,16 @@
-//! What is taken off, changed and added on the way: a service must not learn the token, and what it
-//! answers must not mean anything outside its own path.
+//! Headers that the reverse proxy removes, rewrites and adds: a service must not learn the token, and its answers must not
+//! affect anything outside its own path.
 
 use super::base::BaseUrl;
-use super::visit::{TOKEN, Visit, is_token_cookie};
+use super::token_auth::{TOKEN, Visit, is_token_cookie};
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
     HeaderValue, LOCATION, REFERER, SET_COOKIE, TRANSFER_ENCODING, UPGRADE,
 };
+use k8e_net::hop_by_hop;
 use std::net::IpAddr;
 
-/// Between two hops only, besides what `connection` names.
-const HOP_BY_HOP: [&str; 9] = [
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
-
-/// Of answers: these are about a whole origin, which services share.
+/// Headers of answers that are about a whole origin, which services share.
 const ORIGIN_WIDE: [&str; 16] = [
     "accept-ch",
     "activate-storage-access",
@@ -42,7 +30,7 @@ const ORIGIN_WIDE: [&str; 16] = [
     "use-as-dictionary",
 ];
 
-/// Ours, whatever comes after.
+/// Prefix of headers that are ours: never passed on.
 const OWN_PREFIX: &str = "x-k8e-";
 
 /// Makes a visitor's headers those of the request to the service.
@@ -53,12 +41,12 @@ pub(super) fn to_service(
     visitor: IpAddr,
     upgrade: bool,
 ) {
-    // Whose length is told by its chunks has no other: two are how requests are smuggled.
+    // A chunked message has no other length: two lengths are how requests are smuggled.
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
-    remove_hop_by_hop(headers);
-    // Ours to answer, and answered when the body is read.
+    hop_by_hop::remove(headers, &[]);
+    // `Expect: 100-continue` is answered here, when the body is read.
     headers.remove(EXPECT);
     let own = |name: &&HeaderName| name.as_str().starts_with(OWN_PREFIX);
     let own: Vec<_> = headers.keys().filter(own).cloned().collect();
@@ -74,7 +62,7 @@ pub(super) fn to_service(
     }
     without_own_cookie(headers);
     forwarded(headers, visit, base, visitor);
-    // One request, one connection: a service need not wait for another.
+    // One request per connection to the service.
     let connection = if upgrade { "upgrade" } else { "close" };
     headers.insert(CONNECTION, HeaderValue::from_static(connection));
     if upgrade {
@@ -87,7 +75,7 @@ pub(super) fn to_visitor(headers: &mut HeaderMap, visit: &Visit, host: Option<&H
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
-    remove_hop_by_hop(headers);
+    hop_by_hop::remove(headers, &[]);
     for name in ORIGIN_WIDE {
         headers.remove(name);
     }
@@ -102,23 +90,6 @@ pub(super) fn to_visitor(headers: &mut HeaderMap, visit: &Visit, host: Option<&H
         && let Some(location) = within(location.as_bytes(), &visit.prefix, host)
     {
         headers.insert(LOCATION, location);
-    }
-}
-
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .into_iter()
-        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
-        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
-        // Who names what says how long the body is, or for whom it is, would change the request.
-        .filter(|name| *name != CONTENT_LENGTH && *name != HOST && *name != SET_COOKIE)
-        .collect();
-    for name in named {
-        headers.remove(name);
-    }
-    for name in HOP_BY_HOP {
-        headers.remove(name);
     }
 }
 
@@ -139,7 +110,7 @@ fn without_own_cookie(headers: &mut HeaderMap) {
     }
 }
 
-/// Tells the service what it cannot see: who asks, how, and what its path begins with.
+/// `X-Forwarded-*`: the visitor's address, the host, the protocol and the path's prefix.
 fn forwarded(headers: &mut HeaderMap, visit: &Visit, base: &BaseUrl, visitor: IpAddr) {
     let visitor = visitor.to_canonical();
     let before = headers.get("x-forwarded-for");
@@ -166,7 +137,7 @@ fn forwarded(headers: &mut HeaderMap, visit: &Visit, base: &BaseUrl, visitor: Ip
     }
 }
 
-/// A cookie that only this service gets; none when it is one that is not the service's to set.
+/// The cookie limited to this service's path; none when it would set our token's cookie.
 fn own_path_only(cookie: &[u8], prefix: &str) -> Option<HeaderValue> {
     let mut parts = cookie.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
     let pair = parts.next()?;
@@ -198,7 +169,7 @@ fn own_path_only(cookie: &[u8], prefix: &str) -> Option<HeaderValue> {
     HeaderValue::from_bytes(&kept).ok()
 }
 
-/// A place on the service's own host, as visitors see it. None leaves it as it is.
+/// Rewrites a `Location` on the service's own host to the path that visitors see. None leaves it as it is.
 fn within(location: &[u8], prefix: &str, host: Option<&HeaderValue>) -> Option<HeaderValue> {
     let local = |url: &[u8]| -> Option<Vec<u8>> {
         let rest = [&b"http://"[..], b"https://"]
@@ -216,14 +187,14 @@ fn within(location: &[u8], prefix: &str, host: Option<&HeaderValue>) -> Option<H
         [b'/', ..] => location.to_vec(),
         url => local(url)?,
     };
-    // One that knows its prefix has said it.
+    // A service that knows its prefix has put it there already.
     if path.starts_with(format!("{prefix}/").as_bytes()) || path == prefix.as_bytes() {
         return HeaderValue::from_bytes(&path).ok();
     }
     HeaderValue::from_bytes(&[prefix.as_bytes(), &path].concat()).ok()
 }
 
-/// As browsers take it: what stands before the first `=`.
+/// As browsers parse it: what is before the first `=`.
 fn cookie_name(pair: &[u8]) -> &[u8] {
     let name = pair.split(|byte| *byte == b'=').next().unwrap_or(pair);
     name.trim_ascii()
@@ -328,20 +299,5 @@ mod tests {
         without_own_cookie(&mut headers);
         let left: Vec<_> = headers.get_all(COOKIE).into_iter().collect();
         assert_eq!(left, ["a=b; c=d=e"]);
-    }
-
-    #[test]
-    fn what_connection_names_is_removed() {
-        let mut headers = HeaderMap::new();
-        headers.insert(
-            CONNECTION,
-            HeaderValue::from_static("x-a, close,Content-Length"),
-        );
-        headers.insert("x-a", HeaderValue::from_static("1"));
-        headers.insert("keep-alive", HeaderValue::from_static("timeout=5"));
-        headers.insert(CONTENT_LENGTH, HeaderValue::from_static("5"));
-        remove_hop_by_hop(&mut headers);
-        let left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
-        assert_eq!(left, ["content-length"]);
     }
 }

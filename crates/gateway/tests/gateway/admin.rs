@@ -1,4 +1,4 @@
-//! The door for those who watch.
+//! Admin HTTP server: metrics, health and readiness probes.
 
 use crate::server::{SOON, TestServer};
 use k8e_driver::Probe;
@@ -75,7 +75,7 @@ async fn ready_is_more_than_alive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_clients_do_not_hold_the_door() {
+async fn slow_clients_do_not_block_others() {
     let server = TestServer::start().await;
     let mut slow = Vec::new();
     // More than are served at once.

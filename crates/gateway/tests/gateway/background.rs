@@ -1,4 +1,4 @@
-//! Runs that outlive the call that started them, through the door.
+//! Background runs over gRPC.
 
 use crate::server::{SOON, TestServer};
 use k8e_api::client::Client;
@@ -121,7 +121,7 @@ async fn nonsense_and_other_peoples_runs_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_watches_does_not_hold_up_a_stop() {
+async fn a_watching_client_does_not_delay_a_stop() {
     let server = TestServer::start().await;
     let mut client = server.local().await;
     let begun = client.start_run(bash("sleep 60")).await.unwrap();

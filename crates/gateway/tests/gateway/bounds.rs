@@ -1,4 +1,4 @@
-//! What a client can hold on to, and for how long.
+//! Bounds of one client: timeouts of its streams, and calls per connection.
 
 use crate::server::{SOON, TestServer};
 use k8e_api::client::Client;

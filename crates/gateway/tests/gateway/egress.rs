@@ -1,4 +1,4 @@
-//! What a session may reach, through the door.
+//! Egress of a session over gRPC: allowed hosts and attempts.
 
 use crate::server::{SOON, TestServer};
 use k8e_api::client::Client;
@@ -91,7 +91,7 @@ async fn nonsense_and_other_peoples_sessions_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_watches_is_told_of_the_end_of_the_session() {
+async fn a_watching_client_sees_the_end_of_the_session() {
     let server = TestServer::start().await;
     let mut client = server.local().await;
     create(&mut client, "s", &[]).await;
@@ -107,7 +107,7 @@ async fn who_watches_is_told_of_the_end_of_the_session() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_watches_does_not_hold_up_a_stop() {
+async fn a_watching_client_does_not_delay_a_stop() {
     let server = TestServer::start().await;
     let mut client = server.local().await;
     create(&mut client, "s", &[]).await;

@@ -4,7 +4,6 @@ use crate::server::{SOON, TestServer};
 use k8e_api::v1;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -320,7 +319,7 @@ async fn a_service_that_gives_no_answer_is_named() {
     let answer = nobody.get("GET /", "").await;
     is(&answer, 502);
     assert!(
-        answer.contains(&format!("nobody listens on port {port}")),
+        answer.contains(&format!("no process listens on port {port}")),
         "{answer}"
     );
     assert!(!answer.contains(&nobody.token));
@@ -502,10 +501,12 @@ async fn web_sockets_go_through_until_the_url_is_taken_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_visitor_who_leaves_is_not_waited_for() {
     let (left, mut leaves) = tokio::sync::mpsc::channel(1);
+    let (asked, mut asks) = tokio::sync::mpsc::channel(1);
     let port = serve(move |mut stream| {
-        let left = left.clone();
+        let (left, asked) = (left.clone(), asked.clone());
         async move {
             head(&mut stream).await;
+            let _ = asked.send(()).await;
             // No answer: what ends this is that nobody wants one.
             let _ = stream.read_u8().await;
             let _ = left.send(()).await;
@@ -516,7 +517,8 @@ async fn a_visitor_who_leaves_is_not_waited_for() {
     let url = &exposed.url;
     let request = format!("GET {url} HTTP/1.1\r\nhost: a\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let asked = timeout(SOON, asks.recv()).await;
+    asked.expect("the service is asked");
     drop(stream);
     timeout(SOON, leaves.recv())
         .await

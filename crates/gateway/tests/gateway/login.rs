@@ -1,4 +1,4 @@
-//! Certificates: given for a key, used in its place, taken back with it; and the server's own.
+//! Certificates: issued for a key, used in its place, revoked with it; and the server's own.
 
 use crate::identity::status;
 use crate::server::TestServer;

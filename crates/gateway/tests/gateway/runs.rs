@@ -96,11 +96,11 @@ async fn output_input_and_the_exit_code_come_through() {
 async fn a_client_that_goes_away_ends_its_command() {
     let server = TestServer::start().await;
     let dir = tempfile::tempdir().unwrap();
-    let (begun, outlived) = (dir.path().join("begun"), dir.path().join("outlived"));
+    let pid_file = dir.path().join("pid");
+    // Written whole, and only then there.
     let code = format!(
-        "touch {}; sleep 2; touch {}",
-        begun.display(),
-        outlived.display()
+        "echo $$ > {0}.new; mv {0}.new {0}; exec sleep 1000",
+        pid_file.display()
     );
     let mut client = server.local().await;
     let start = message(Message::Start(bash(&code)));
@@ -109,16 +109,23 @@ async fn a_client_that_goes_away_ends_its_command() {
         .await
         .unwrap()
         .into_inner();
+    becomes("the command starts", || pid_file.exists()).await;
+    let pid = std::fs::read_to_string(&pid_file).unwrap();
+    let process = std::path::Path::new("/proc").join(pid.trim());
+    assert!(process.exists(), "it runs until its client goes away");
+    drop(events);
+    drop(client);
+    becomes("the command ends", || !process.exists()).await;
+}
+
+/// Waits for a condition.
+async fn becomes(what: &str, condition: impl Fn() -> bool) {
     let waited = async {
-        while !begun.exists() {
+        while !condition() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(SOON, waited).await.unwrap();
-    drop(events);
-    drop(client);
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(!outlived.exists(), "the command went on without its client");
+    tokio::time::timeout(SOON, waited).await.expect(what);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,7 +159,7 @@ async fn broken_requests_are_refused_in_words() {
             vec![message(Message::Start(v1::RunStart::default()))],
             "nothing to run",
         ),
-        (vec![message(Message::Start(fresh))], "name none"),
+        (vec![message(Message::Start(fresh))], "do not name one"),
         (unannounced.into(), "started without"),
         (twice.into(), "once"),
     ];

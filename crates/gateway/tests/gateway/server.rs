@@ -48,7 +48,7 @@ pub(crate) struct TestServer {
 // === impl TestServer ===
 
 impl TestServer {
-    /// With both doors, the TLS one on any free port.
+    /// With both gRPC listeners, the TLS one on any free port.
     pub(crate) async fn start() -> Self {
         Self::start_with(Some(ANY_TCP)).await.unwrap()
     }
@@ -75,7 +75,7 @@ impl TestServer {
         Self::start_over(FakeDriver::new(), tcp).await
     }
 
-    /// Watched from this address.
+    /// With the admin HTTP server on this address.
     pub(crate) async fn watched_at(address: SocketAddr) -> Result<Self, Error> {
         Self::start_at(FakeDriver::new(), None, address).await
     }
@@ -156,6 +156,7 @@ impl TestServer {
                 required: true,
                 base_url,
             }),
+            e2b: None,
         };
         let sessions = sessions.await.unwrap();
         let gateway = Gateway::open(config.clone(), Listeners::bind(&config)?, sessions.clone())?;
@@ -263,7 +264,7 @@ impl TestServer {
         ApiKey::parse(&made.unwrap().into_inner().secret).unwrap()
     }
 
-    /// Takes a key back.
+    /// Revokes a key.
     pub(crate) async fn delete_key(&self, name: &str) {
         let id = name.to_owned();
         let request = v1::DeleteKeyRequest { id };

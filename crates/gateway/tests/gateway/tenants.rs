@@ -346,7 +346,7 @@ async fn both_apis_hold_a_key_to_its_tenants() {
     assert_eq!(status.tenants, ["a", "b"]);
     assert_eq!(status.default_tenant, "a");
 
-    let mut k8e = crate::compat::client(&server, &key).await;
+    let mut k8e = crate::sandbox_v1::client(&server, &key).await;
     let asked = [("", Some("a")), ("b", Some("b")), ("c", None)];
     for (tenant, made) in asked {
         let create = v1::CreateSessionRequest {

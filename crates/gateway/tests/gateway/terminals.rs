@@ -1,4 +1,4 @@
-//! Terminals, through the door.
+//! Terminals (PTYs) over gRPC.
 
 use crate::server::{SOON, TestServer};
 use k8e_api::client::Client;
@@ -43,7 +43,7 @@ async fn read(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_terminal_goes_through_the_door() {
+async fn a_terminal_works_over_grpc() {
     let server = TestServer::start().await;
     let mut client = server.local().await;
     let script = "stty size; read x; printf '\\377%s\\n' $x; exit 4";
@@ -160,7 +160,7 @@ async fn nonsense_and_other_peoples_terminals_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_reads_does_not_hold_up_a_stop() {
+async fn a_reading_client_does_not_delay_a_stop() {
     let server = TestServer::start().await;
     let mut client = server.local().await;
     let made = client.create_terminal(create(&["sleep", "60"])).await;

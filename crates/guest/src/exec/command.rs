@@ -1,4 +1,4 @@
-//! A command, prepared: all that its process cannot make any more.
+//! A prepared command: everything that must be allocated before `clone`, since its process cannot allocate.
 
 use super::script::{self, ScriptFile};
 use crate::error::{Error, show};
@@ -10,39 +10,39 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-/// Where programs are looked for when the request says nothing else, after [`OWN_PROGRAMS`] of the
-/// user. The first is where a template puts programs in place of the system's.
+/// Default PATH when the request sets none, after [`OWN_PROGRAMS`] of the
+/// user. The first entry is where a template puts replacements of the system's programs.
 const PATH: &[u8] = b"/etc/k8e/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Below the home directory: where `pip install` puts programs of a user who is not root.
+/// Below the home directory: where `pip install` puts programs of an unprivileged user.
 const OWN_PROGRAMS: &[u8] = b"/.local/bin:";
 
-/// Where commands run when the request says nothing else.
+/// Default working directory.
 const CWD: &[u8] = b"/workspace";
 
-/// Directories of PATH that are tried; each costs a system call.
+/// Entries of PATH that are tried; each costs a system call.
 const PATH_DIRS_MAX: usize = 256;
 
-/// What to run.
+/// A command, ready for `execve`.
 #[derive(Debug)]
 pub(crate) struct Command {
-    /// Paths of the program, tried in order.
+    /// Candidate paths of the program, tried in order.
     pub(crate) programs: Vec<CString>,
-    /// Arguments; the first is the name as asked for.
+    /// argv; the first is the program name of the request.
     pub(crate) argv: Vec<CString>,
     /// Environment.
     pub(crate) envp: Vec<CString>,
     /// Working directory; it exists.
     pub(crate) cwd: CString,
-    /// Whom to run as.
+    /// User to run as.
     pub(crate) user: User,
 }
 
 // === impl Command ===
 
 impl Command {
-    /// Checks and prepares a request: finds the user, makes the working directory, writes the
-    /// script, which is removed when it is dropped.
+    /// Checks and prepares a request: looks up the user, makes the working directory, writes the
+    /// script file, which is removed on drop.
     pub(crate) async fn prepare(request: &Exec) -> Result<(Self, Option<ScriptFile>), Error> {
         let user = User::find(&request.user)?;
         let env = environment(request, &user)?;
@@ -100,14 +100,14 @@ impl Command {
         Ok((command, script))
     }
 
-    /// The program as asked for.
+    /// The program name of the request.
     pub(crate) fn name(&self) -> &[u8] {
         self.argv.first().map_or(b"", |name| name.as_bytes())
     }
 }
 
 fn environment(request: &Exec, user: &User) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, Error> {
-    // A colon in it would be two directories.
+    // A colon in it would make two PATH entries.
     let path = match user.home.contains(&b':') {
         true => PATH.to_vec(),
         false => [&user.home, OWN_PROGRAMS, PATH].concat(),
@@ -134,7 +134,7 @@ fn environment(request: &Exec, user: &User) -> Result<BTreeMap<Vec<u8>, Vec<u8>>
     Ok(env)
 }
 
-/// A name with a slash is a path; any other is looked for in PATH, where an empty entry is the
+/// A name with a slash is a path; any other is searched in PATH, where an empty entry is the
 /// working directory.
 fn candidates(name: &[u8], path: &[u8]) -> Result<Vec<CString>, Error> {
     if name.contains(&b'/') {
@@ -148,7 +148,7 @@ fn candidates(name: &[u8], path: &[u8]) -> Result<Vec<CString>, Error> {
     .collect()
 }
 
-/// Makes the directory and its parents; those it makes belong to the user.
+/// Makes the directory and its parents; new ones belong to the user.
 fn make_dirs(path: &Path, user: &User) -> Result<(), Error> {
     let shown = path.as_os_str().as_bytes();
     match std::fs::metadata(path) {

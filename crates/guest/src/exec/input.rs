@@ -1,4 +1,4 @@
-//! What the host sends to a running command: bytes for its input, signals, or that it is gone.
+//! Input of a running command from the host: standard input, signals, or end of connection (cancel).
 
 use crate::sys;
 use bytes::{Buf as _, Bytes};
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 use tokio::net::unix::pipe::Sender;
 
-/// Input held for a command that does not read it. With more, the host is not read any further.
+/// Bytes buffered for a command that does not read its input. Beyond, the host is not read (backpressure).
 const PENDING_BYTES_MAX: usize = 1024 * 1024;
 
-/// How often to look whether the host is there while it is not read.
+/// Poll interval for a closed connection while the host is not read.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Highest signal number.
@@ -35,11 +35,12 @@ pub(crate) async fn forward(requests: &mut Requests, mut stdin: Option<Sender>, 
                 }
                 Ok(Some(Input::End(_))) => ended = true,
                 Ok(Some(Input::Signal(signal))) => send_signal(pid.load(Ordering::Relaxed), signal),
+                Ok(Some(Input::TreeWants(_) | Input::TreeEntries(_) | Input::TreePieces(_))) => {}
                 Ok(None) | Err(_) => return,
             },
             written = write_some(stdin.as_ref(), pending.front()) => match written {
                 Ok(written) => advance(&mut pending, written),
-                // It closed its input or ended: nobody reads this.
+                // The command closed its input or exited: the rest is dropped.
                 Err(_) => {
                     stdin = None;
                     pending.clear();
@@ -83,7 +84,7 @@ fn send_signal(pid: i32, signal: i32) {
     }
 }
 
-/// Whether the host closed, though it sent things before that we did not read yet.
+/// Whether the host closed its end, although unread input may precede that.
 pub(crate) fn has_closed(requests: &Requests) -> bool {
     let mut poll = [PollFd::new(requests, PollFlags::RDHUP)];
     let now = Timespec {

@@ -1,8 +1,8 @@
-//! Kills everything a command started.
+//! Kills the process tree of a command.
 //!
 //! Whatever the command forked is a descendant of its supervisor, which is stopped first so that it
-//! stays there as their parent. Then every descendant is stopped, again and again, until two looks
-//! in a row show the same processes, all stopped: from then on none can fork, and the set is whole.
+//! stays there as their parent. Then every descendant is stopped, repeatedly, until two scans
+//! in a row show the same processes, all stopped: from then on none can fork, and the set is complete.
 //! Then all are killed. Killing without stopping first would race with forks and with orphans that
 //! change parents.
 
@@ -12,18 +12,18 @@ use crate::sys;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// How long killing may take. A process that the kernel does not let go within that is stuck in a
+/// Deadline of killing. A process that the kernel does not end within that is stuck in a
 /// device or a file system.
 const KILL_WITHIN: Duration = Duration::from_secs(5);
 
-/// Looks until stopping is given up and killing begins anyway: a parent inside vfork never shows as
-/// stopped, and another command could wake what we stop.
+/// Scans until stopping is given up and killing begins anyway: a parent inside vfork never shows as
+/// stopped, and another command could send SIGCONT.
 const STOP_ROUNDS_MAX: u32 = 50;
 
-/// How long killing may take when the guest itself is going away and nothing else can run.
+/// Deadline of killing when the guest itself is exiting and nothing else can run.
 const KILL_NOW_WITHIN: Duration = Duration::from_secs(1);
 
-/// Pause for signals to arrive.
+/// Delay for signals to be delivered.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Kills every process under the supervisor, those of the command's session (0: not known), and the
@@ -48,18 +48,18 @@ pub(crate) async fn kill_below(guest: &Guest, supervisor: i32) {
     }
 }
 
-/// Asks every process under the supervisor to end.
+/// SIGTERM to every process under the supervisor.
 pub(crate) fn ask(supervisor: i32) {
     for stat in descendants(supervisor, 0).unwrap_or_default() {
         sys::kill(stat.pid, libc::SIGTERM);
-        // One that is stopped cannot do as it is told.
+        // A stopped process cannot handle SIGTERM.
         sys::kill(stat.pid, libc::SIGCONT);
     }
     hang_up(supervisor, false);
 }
 
-/// Tells processes under the supervisor that their terminal is gone: all, or those that do not care
-/// for being asked. Shells at a prompt are such.
+/// SIGHUP to processes under the supervisor: all, or those that ignore SIGTERM.
+/// Interactive shells do.
 pub(crate) fn hang_up(supervisor: i32, all: bool) {
     for stat in descendants(supervisor, 0).unwrap_or_default() {
         if all || procfs::ignores(stat.pid, libc::SIGTERM) {
@@ -69,12 +69,12 @@ pub(crate) fn hang_up(supervisor: i32, all: bool) {
     }
 }
 
-/// How many processes are under the supervisor.
+/// Number of processes under the supervisor.
 pub(crate) fn count(supervisor: i32) -> usize {
     descendants(supervisor, 0).map_or(0, |found| found.len())
 }
 
-/// The same at once, for a call that is dropped with the runtime around it.
+/// The same, blocking, for a call that is dropped together with its runtime.
 pub(crate) fn kill_tree_now(guest: &Guest, supervisor: i32, command: i32) {
     let mut killing = Killing::new(guest, supervisor, command, KILL_NOW_WITHIN);
     while let Some(pause) = killing.step() {
@@ -87,11 +87,11 @@ struct Killing {
     supervisor: i32,
     command: i32,
     deadline: Instant,
-    /// Looks left until killing begins; none while killing.
+    /// Scans left until killing begins; none while killing.
     stop_rounds: Option<u32>,
-    /// What the last look showed, if all of it was stopped.
+    /// Processes of the last scan, if all of them were stopped.
     before: Option<BTreeSet<i32>>,
-    /// Whether the supervisor is to stay, stopped.
+    /// Whether the supervisor stays, stopped.
     spares_supervisor: bool,
 }
 
@@ -99,7 +99,7 @@ struct Killing {
 
 impl Killing {
     fn new(guest: &Guest, supervisor: i32, command: i32, within: Duration) -> Self {
-        // While it is not reaped its process id is its own, and signals to it reach nobody else.
+        // While it is not reaped its process id cannot be reused, and signals reach no other process.
         let supervisor = if guest.supervisors.contains(supervisor) {
             supervisor
         } else {
@@ -119,7 +119,7 @@ impl Killing {
         }
     }
 
-    /// One look and what follows from it. Returns the pause before the next, none when done.
+    /// One scan and its signals. Returns the delay before the next, none when done.
     fn step(&mut self) -> Option<Duration> {
         let Some(found) = descendants(self.supervisor, self.command) else {
             // Without /proc there is only the process group.
@@ -162,7 +162,7 @@ impl Killing {
         }
     }
 
-    /// The supervisor is not continued: it may have been stopped just before it starts the command.
+    /// No SIGCONT to the supervisor: it may have been stopped just before it starts the command.
     fn finish(&self) -> Option<Duration> {
         if self.supervisor != 0 && !self.spares_supervisor {
             sys::kill(self.supervisor, libc::SIGKILL);

@@ -1,10 +1,10 @@
-//! What a command says: its two streams, and through its supervisor how it started and ended.
+//! Output of a command: standard output and error, and the reports of its supervisor (started, exited).
 
 use super::Outcome;
 use super::report::Report;
 use super::sys::Orders;
-use crate::Guest;
-use crate::sys;
+use crate::process_limit::ProcessLimit;
+use crate::{Guest, sys};
 use bytes::Bytes;
 use k8e_wire::proto::{Started, reply::Reply};
 use k8e_wire::{ReplySink, WireError};
@@ -17,23 +17,23 @@ use std::time::Duration;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::Notify;
 
-/// Bytes read at once: all that a pipe holds unless its owner enlarged it.
+/// Bytes read at once: the default capacity of a pipe.
 const READ_BYTES: usize = 64 * 1024;
 
-/// How long a supervisor whose tree was killed may take to report.
+/// Deadline for the last report of a supervisor whose tree was killed.
 const REPORT_WITHIN: Duration = Duration::from_secs(1);
 
-/// Streams of ended commands read for the sake of background processes. With more, a process that
+/// Streams of ended commands that are drained for background processes. Beyond that a process that
 /// writes gets SIGPIPE.
 const DRAINS_MAX: usize = 256;
 
 /// How a command ended.
 pub(crate) struct Ended {
-    /// As `waitpid` says it.
+    /// The status of `waitpid`.
     pub(crate) status: i32,
-    /// When, on the monotonic clock.
+    /// Time of its end on the monotonic clock, in nanoseconds.
     pub(crate) at_ns: u64,
-    /// The supervisor ended without a word: somebody killed it.
+    /// The supervisor ended without a report: it was killed.
     pub(crate) lost: bool,
 }
 
@@ -44,39 +44,41 @@ pub(crate) struct Output {
     /// Standard error.
     pub(crate) stderr: Stream,
     buffer: Vec<u8>,
-    /// Whether it is told that the command started.
-    told: bool,
+    /// Whether `Started` was sent to the host.
+    reported_start: bool,
 }
 
-/// What is known of a command that was started, beside its streams.
-pub(super) struct Told<'a> {
-    /// What its supervisor says.
+/// Handles by which a started command is monitored, beside its streams.
+pub(super) struct Monitor<'a> {
+    /// Reports of its supervisor.
     pub(super) reports: &'a mut Reports,
-    /// What its supervisor is asked.
+    /// Requests to its supervisor.
     pub(super) orders: &'a Orders,
     pub(super) supervisor: i32,
     /// 0 until it has one.
     pub(super) pid: &'a AtomicI32,
-    /// Says that its tree was killed and a missing report is not worth waiting for.
+    /// Notified when its tree was killed: a missing report is then not waited for.
     pub(super) killed: &'a Notify,
-    /// How long the news that it started waits for what comes next.
+    /// How long `Started` is delayed, to be sent with the next reply.
     pub(super) started_held: Duration,
+    /// Checked with each output.
+    pub(super) process_limit: &'a ProcessLimit,
 }
 
 /// One stream.
 pub(crate) struct Stream {
     pipe: Option<Receiver>,
-    /// Nobody can write to it any more.
+    /// All writers have closed it.
     over: bool,
     reply: fn(Bytes) -> Reply,
-    /// Bytes that may be sent.
+    /// Bytes that may still be sent (output limit).
     max: u64,
     /// Bytes written by the command.
     pub(crate) total: u64,
     sent: u64,
 }
 
-/// What the supervisor says.
+/// Reports of the supervisor, read from its pipe.
 pub(crate) struct Reports(Receiver);
 
 // === impl Reports ===
@@ -86,7 +88,7 @@ impl Reports {
         Self(pipe)
     }
 
-    /// The next report; none when the supervisor is gone, or speaks nonsense. Cancel safe.
+    /// The next report; none when the supervisor is gone, or sent an invalid one. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Report> {
         loop {
             self.0.readable().await.ok()?;
@@ -99,12 +101,12 @@ impl Reports {
         }
     }
 
-    /// Whether the supervisor is gone, and has said nothing that was not read.
+    /// Whether the supervisor is gone, and all its reports were read.
     pub(crate) fn are_over(&self) -> bool {
         has_no_writer(&self.0)
     }
 
-    /// Whether the command has ended, though nobody has read that yet.
+    /// Whether the command has ended, although the report was not read yet.
     pub(crate) fn ended_already(&mut self) -> bool {
         let mut bytes = [0; Report::BYTES];
         while let Ok(Report::BYTES) = rustix::io::read(&self.0, &mut bytes) {
@@ -136,20 +138,20 @@ impl Output {
             stdout: stream(stdout, Reply::Stdout),
             stderr: stream(stderr, Reply::Stderr),
             buffer: Vec::new(),
-            told: false,
+            reported_start: false,
         }
     }
 
-    /// Forwards until the command has ended and what it wrote is sent.
-    pub(super) async fn forward(&mut self, replies: &mut ReplySink, child: Told<'_>) -> Outcome {
+    /// Forwards until the command has ended and its output is sent.
+    pub(super) async fn forward(&mut self, replies: &mut ReplySink, child: Monitor<'_>) -> Outcome {
         match self.forward_streams(replies, child).await {
             Ok(outcome) => outcome,
             Err(error) => Outcome::Cancelled(error.into()),
         }
     }
 
-    /// Keeps reading what background processes of the ended command still write: closing would kill
-    /// a server at its next line of log.
+    /// Keeps reading output of background processes of the ended command: closing the pipe would kill
+    /// a server by SIGPIPE at its next line of log.
     pub(crate) fn leave_to_background(&mut self, guest: &Arc<Guest>) {
         for stream in [&mut self.stdout, &mut self.stderr] {
             let Some(pipe) = stream.pipe.take_if(|_| !stream.over) else {
@@ -170,7 +172,7 @@ impl Output {
     async fn forward_streams(
         &mut self,
         replies: &mut ReplySink,
-        mut child: Told<'_>,
+        mut child: Monitor<'_>,
     ) -> Result<Outcome, WireError> {
         let mut started_held = pin!(tokio::time::sleep(child.started_held));
         let mut held = true;
@@ -181,7 +183,7 @@ impl Output {
                         self.started(replies, &child).await?;
                         continue;
                     }
-                    Some(Report::Failed { stage, errno }) if !self.told => {
+                    Some(Report::Failed { stage, errno }) if !self.reported_start => {
                         return Ok(Outcome::NotStarted(stage, errno));
                     }
                     report => break report,
@@ -194,20 +196,23 @@ impl Output {
                     if child.orders.runs() {
                         self.started(replies, &child).await?;
                     } else {
-                        // Somebody may have stopped it before there was a command for it.
+                        // A spare supervisor may have been stopped by a signal before it got a command.
                         sys::kill(child.supervisor, libc::SIGCONT);
                     }
                     continue;
                 }
             };
+            child.process_limit.look();
             let some = stream.read_some(&mut self.buffer);
             if some > 0 {
-                // Only a command that runs can have written it.
-                hold_started(&mut self.told, replies, &child)?;
+                // Only a started command can have written it.
+                hold_started(&mut self.reported_start, replies, &child)?;
                 stream.send(&self.buffer[..some], replies).await?;
             }
         };
-        hold_started(&mut self.told, replies, &child)?;
+        // Before its background processes can end.
+        child.process_limit.look();
+        hold_started(&mut self.reported_start, replies, &child)?;
         for stream in [&mut self.stdout, &mut self.stderr] {
             stream.forward_rest(&mut self.buffer, replies).await?;
         }
@@ -219,28 +224,28 @@ impl Output {
         })))
     }
 
-    /// It runs, and will for a while.
+    /// The command has started: sends that without waiting for output.
     async fn started(
         &mut self,
         replies: &mut ReplySink,
-        child: &Told<'_>,
+        child: &Monitor<'_>,
     ) -> Result<(), WireError> {
-        hold_started(&mut self.told, replies, child)?;
+        hold_started(&mut self.reported_start, replies, child)?;
         replies.flush().await
     }
 }
 
-/// Has the host told, together with what comes next, that the command started.
+/// Adds `Started` to the replies, once; it is sent with the next flush.
 fn hold_started(
-    told: &mut bool,
+    reported: &mut bool,
     replies: &mut ReplySink,
-    child: &Told<'_>,
+    child: &Monitor<'_>,
 ) -> Result<(), WireError> {
-    if std::mem::replace(told, true) {
+    if std::mem::replace(reported, true) {
         return Ok(());
     }
-    // Whatever ends without having started was killed before its process was made: then the
-    // supervisor's is the only process that there was.
+    // A command without a process id was killed before its process was forked: then the
+    // supervisor's process id is reported.
     let pid = match child.pid.load(Ordering::Relaxed) {
         0 => child.supervisor,
         made => made,
@@ -248,10 +253,10 @@ fn hold_started(
     replies.hold(Reply::Started(Started { pid }))
 }
 
-// === impl Told ===
+// === impl Monitor ===
 
-impl Told<'_> {
-    /// What a supervisor whose tree was killed had to say last.
+impl Monitor<'_> {
+    /// The last report of a supervisor whose tree was killed.
     async fn last_report(&mut self) -> Option<Report> {
         let last = async {
             loop {
@@ -268,12 +273,12 @@ impl Told<'_> {
 // === impl Stream ===
 
 impl Stream {
-    /// Whether some of it was not sent.
+    /// Whether output was dropped because of the limit.
     pub(crate) fn truncated(&self) -> bool {
         self.sent < self.total
     }
 
-    /// Resolves when there is something to read or nothing will come.
+    /// Resolves when there is output or end of file.
     async fn readable(&self) {
         match &self.pipe {
             // An error shows at the read that follows.
@@ -282,7 +287,7 @@ impl Stream {
         }
     }
 
-    /// Reads what is there, at most a buffer of it. Says how much that is.
+    /// Reads what is available, at most a buffer. Returns the number of bytes.
     fn read_some(&mut self, buffer: &mut Vec<u8>) -> usize {
         let Some(pipe) = &self.pipe else {
             return 0;
@@ -291,7 +296,7 @@ impl Stream {
         match pipe.try_read(buffer) {
             Ok(read) if read > 0 => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            // Not closed yet: that can wait until the end is told.
+            // Closed later, after `Exited` was sent.
             Ok(_) | Err(_) => {
                 self.over = true;
                 0
@@ -327,14 +332,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Counts, and sends as far as there is room.
+    /// Counts, and sends up to the limit.
     async fn send(&mut self, data: &[u8], replies: &mut ReplySink) -> Result<(), WireError> {
         self.total += data.len() as u64;
         let room = usize::try_from(self.max - self.sent)
             .unwrap_or(usize::MAX)
             .min(data.len());
         if room == 0 {
-            // Nothing to wait for: let others have a turn.
+            // No await point otherwise: yields to other tasks.
             tokio::task::yield_now().await;
             return Ok(());
         }
@@ -348,7 +353,7 @@ impl Stream {
 // === impl Ended ===
 
 impl Ended {
-    /// What a supervisor said of the end, and when; none when it said nothing.
+    /// From the status and time of a supervisor's report; none when there was none.
     pub(crate) fn from_report(said: Option<(i32, u64)>) -> Self {
         match said {
             Some((status, at_ns)) => Self {
@@ -360,7 +365,7 @@ impl Ended {
         }
     }
 
-    /// Without its supervisor a command is killed.
+    /// A command whose supervisor was killed counts as killed by SIGKILL.
     fn lost() -> Self {
         Self {
             status: libc::SIGKILL,
@@ -370,7 +375,7 @@ impl Ended {
     }
 }
 
-/// Whether the pipe is empty and stays so.
+/// Whether the pipe is empty and has no writers.
 fn has_no_writer(pipe: &Receiver) -> bool {
     let mut poll = [PollFd::new(pipe, PollFlags::IN)];
     let now = Timespec {
@@ -381,7 +386,7 @@ fn has_no_writer(pipe: &Receiver) -> bool {
     polled.is_ok() && poll[0].revents() == PollFlags::HUP
 }
 
-/// Reads to the end and forgets.
+/// Reads to the end of file and drops the data.
 async fn discard(pipe: &Receiver) {
     let mut buffer = vec![0; READ_BYTES];
     while pipe.readable().await.is_ok() {

@@ -1,4 +1,4 @@
-//! System calls past libc, for processes that share the guest's memory.
+//! Raw system calls without libc, for processes that share the guest's memory.
 
 mod sys;
 

@@ -1,40 +1,40 @@
-//! What a supervisor says about its command, as it goes through its pipe.
+//! Messages of a supervisor about its command, and their encoding in the pipe.
 
-/// Where starting a command failed.
+/// Step at which starting a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Making the process.
+    /// `clone`.
     Fork,
-    /// Becoming the user.
+    /// `setuid` and groups.
     User,
-    /// Entering the working directory.
+    /// `chdir`.
     Chdir,
-    /// Executing the program.
+    /// `execve`.
     Exec,
 }
 
-/// What a supervisor says; see [`Report::decode`].
+/// A report of a supervisor; see [`Report::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// The command runs the program.
+    /// The command has executed its program.
     Started,
     /// It could not be started.
     Failed {
-        /// Where.
+        /// The step that failed.
         stage: Stage,
-        /// Why.
+        /// Its errno.
         errno: i32,
     },
     /// It ended.
     Ended {
-        /// As `waitpid` says it.
+        /// The status of `waitpid`.
         status: i32,
-        /// When, on the monotonic clock.
+        /// Time on the monotonic clock, in nanoseconds.
         at_ns: u64,
     },
-    /// Which group is in the foreground of its terminal; 0 when none is.
+    /// The foreground process group of its terminal; 0 when there is none.
     Foreground {
-        /// Its id.
+        /// Process group id.
         group: i32,
     },
 }

@@ -1,4 +1,4 @@
-//! Code for an interpreter, in a private file that goes away with the call.
+//! Code for an interpreter, in a private temporary file that is removed at the end of the call.
 
 use crate::error::{Error, show};
 use crate::sys;
@@ -6,10 +6,10 @@ use crate::users::User;
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
 use std::os::fd::OwnedFd;
 
-/// Where the file goes unless it must be in the working directory and can.
+/// Fallback directory, when the working directory is not writable.
 pub(crate) const FALLBACK_DIR: &[u8] = b"/tmp";
 
-/// Longest extension; real ones have three letters.
+/// Bytes of the longest extension; real ones have three letters.
 const EXTENSION_BYTES_MAX: usize = 16;
 
 /// A script's file; dropping it removes it.

@@ -1,7 +1,7 @@
-//! Starts a command: pipes, the supervisor, and what the guest keeps of both.
+//! Spawns a command: pipes, the supervisor, and the guest's ends of both.
 //!
-//! All that a command without input needs can be made before it is asked for. The guest keeps one
-//! such *spare*, made while nobody waits for anything.
+//! Everything that a command without input needs can be made in advance. The guest keeps one
+//! such *spare* (a pre-forked supervisor), made while the guest is idle.
 
 use super::command::Command;
 use super::output::Reports;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::unix::pipe::{Receiver, Sender};
 
-/// Lowest descriptor that the command's ends get: below are those that the supervisor overwrites.
+/// Lowest descriptor of the command's ends: below are those that the supervisor overwrites.
 const FD_MIN: i32 = 4;
 
 /// A command that was started, or is about to fail.
@@ -26,30 +26,30 @@ pub(crate) struct Child<S = Streams> {
     pub(crate) supervisor: i32,
     /// Process id of the command; 0 until it has one.
     pub(crate) pid: Arc<AtomicI32>,
-    /// What the supervisor says.
+    /// Reports of the supervisor.
     pub(crate) reports: Reports,
-    /// What the supervisor is told and asked.
+    /// Requests to the supervisor.
     pub(crate) orders: Orders,
     /// Its standard streams.
     pub(crate) streams: S,
 }
 
-/// Our ends of a command's standard streams.
+/// The guest's ends of a command's standard streams.
 pub(crate) struct Streams {
-    /// Where its input goes, if it takes any.
+    /// Standard input, if the command takes any.
     pub(crate) stdin: Option<Sender>,
-    /// Its output.
+    /// Standard output.
     pub(crate) stdout: Receiver,
-    /// Its other output.
+    /// Standard error.
     pub(crate) stderr: Receiver,
 }
 
-/// A child without a command: its supervisor sleeps.
+/// A pre-forked supervisor without a command, which sleeps.
 #[derive(Default)]
 pub(crate) struct Spare(Mutex<Option<Child>>);
 
-/// How long after a command the next spare is made: by then its end is told, and who only wanted
-/// that one has ended the sandbox.
+/// Delay after a command before the next spare is made: by then its end was sent, and a client that needed
+/// only one command has destroyed the sandbox.
 const SPARE_AFTER: Duration = Duration::from_millis(1);
 
 // === impl Spare ===
@@ -65,7 +65,7 @@ impl Spare {
     }
 }
 
-/// Makes a spare unless there is one. Failing is fine: the next command does without.
+/// Makes a spare unless there is one. Errors are ignored: then the next command is spawned without.
 pub(crate) fn make_spare(guest: &Guest) {
     let mut spare = guest.spare.child();
     if spare.is_none() && guest.dev_null.is_some() {
@@ -73,7 +73,7 @@ pub(crate) fn make_spare(guest: &Guest) {
     }
 }
 
-/// When the end of a command is told: lets go of what is left of it, and makes a spare in a while.
+/// After the end of a command was sent: frees its resources, and makes a spare after the delay.
 pub(crate) fn clear_away(guest: &Arc<Guest>, left: impl Send + 'static) {
     let guest = Arc::clone(guest);
     tokio::spawn(async move {
@@ -85,7 +85,7 @@ pub(crate) fn clear_away(guest: &Arc<Guest>, left: impl Send + 'static) {
     });
 }
 
-/// The spare, if it lives: any process of root's can have killed it.
+/// The spare, if it is alive: any process of root's can have killed it.
 fn take_spare(guest: &Guest) -> Option<Child> {
     let spare = guest.spare.child().take()?;
     if spare.reports.are_over() {
@@ -115,7 +115,7 @@ fn piped(guest: &Guest, command: Option<&Arc<Command>>, with_stdin: bool) -> Res
     let (stdin_read, stdin_write) = stdin(guest, with_stdin).map_err(failed())?;
     let stdin_read = stdin_read.as_ref().or(guest.dev_null.as_ref());
     let streams = [
-        // There is one or the other; a pipe that can only be written to reads nothing either.
+        // A pipe or /dev/null; should neither exist, a write-only end of a pipe, which cannot be read either.
         stdin_read.map_or(stdout_write.as_fd(), AsFd::as_fd),
         stdout_write.as_fd(),
         stderr_write.as_fd(),
@@ -176,14 +176,14 @@ fn supervise<S>(
             streams: ours()?,
         })
     });
-    // Only when the poller takes no more descriptors. The command dies with its supervisor.
+    // Only when epoll takes no more descriptors. The command dies with its supervisor.
     child.map_err(|error| {
         crate::sys::kill(supervisor, libc::SIGKILL);
         failed()(error)
     })
 }
 
-/// Why there is no new process.
+/// The error when no process can be forked.
 pub(crate) fn fork_error(source: io::Error) -> Error {
     match source.raw_os_error() {
         Some(libc::EAGAIN) => Error::Exhausted(
@@ -199,11 +199,11 @@ fn stdin(guest: &Guest, wanted: bool) -> io::Result<(Option<OwnedFd>, Option<Own
         return Ok((None, None));
     }
     let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    // Without /dev/null in the sandbox, a pipe that nobody writes to ends as well.
+    // Without /dev/null in the sandbox, a pipe without a writer is at end of file as well.
     Ok((Some(above(read)?), wanted.then_some(write)))
 }
 
-/// A pipe whose writing end is for the supervisor.
+/// A pipe whose write end is for the supervisor.
 fn pipe_from() -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     Ok((read, above(write)?))

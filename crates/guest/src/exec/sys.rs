@@ -1,12 +1,12 @@
-//! A supervisor and its command until `execve`: processes of their own that run in the guest's
-//! memory. Copying that (`fork`) would cost most of starting a command, above all where the kernel
-//! is gVisor's. A supervisor may be made before there is a command for it: it sleeps until it is told.
+//! A supervisor and its command until `execve`: processes that share the guest's memory (`CLONE_VM`, as in vfork).
+//! Copying the memory (`fork`) would be most of the cost of starting a command, above all with gVisor's
+//! kernel. A supervisor may be pre-forked: it sleeps on a futex until it gets a command.
 //!
 //! # Rules for code that runs in them
 //! - It allocates nothing, takes no lock and touches only its [`Job`] and its own stack: the guest
-//!   goes on meanwhile, in the same memory.
+//!   runs meanwhile, in the same memory.
 //! - It makes system calls by itself: those of libc write `errno`, which is the guest's.
-//! - It is done with the memory when the kernel says so: a job is freed once its supervisor is
+//! - It uses the memory until the kernel ends it: a job is freed once its supervisor is
 //!   reaped, or never, when the supervisor was killed while its command had yet to leave.
 #![expect(
     unsafe_code,
@@ -41,15 +41,15 @@ const COMMAND_STACK_BYTES: usize = 16 * 1024;
 /// Stack of the supervisor, with its command's on it.
 const STACK_BYTES: usize = 2 * COMMAND_STACK_BYTES;
 
-/// Below a stack: running over its end is a fault, not somebody else's memory.
+/// Guard page below a stack: an overflow is a fault and does not overwrite other memory.
 const GUARD_BYTES: usize = 64 * 1024;
 
-/// What a command gets: far above the guest's 0, below what marks a process as the first to go.
+/// oom_score_adj of a command: far above the guest's 0, below the maximum.
 const OOM_SCORE: &[u8] = b"500";
 
-/// What a supervisor is made with.
+/// Parameters of a supervisor.
 pub(crate) struct Plan<'a> {
-    /// What to run; none when it is told [later](Orders::give).
+    /// The command; none for a spare, which gets it [later](Orders::give).
     pub(crate) command: Option<&'a Arc<Command>>,
     /// Standard input of the command. All descriptors are above [`REPORT_FD`].
     pub(crate) stdin: BorrowedFd<'a>,
@@ -57,15 +57,15 @@ pub(crate) struct Plan<'a> {
     pub(crate) stdout: BorrowedFd<'a>,
     /// Its standard error.
     pub(crate) stderr: BorrowedFd<'a>,
-    /// Whether those are a terminal, which becomes that of its session.
+    /// Whether those are a terminal, which becomes the controlling terminal of its session.
     pub(crate) terminal: bool,
-    /// Where the supervisor reports.
+    /// Pipe for the supervisor's reports.
     pub(crate) report: BorrowedFd<'a>,
-    /// Signals that are not at their default here.
+    /// Signals whose disposition here is not the default.
     pub(crate) signals: &'a Arc<[c_int]>,
-    /// Limit of open files (soft, hard) that the command gets back.
+    /// Limit of open files (soft, hard) that is restored for the command.
     pub(crate) nofile: Option<(u64, u64)>,
-    /// Where the command says its process id, before anything else: by the time its supervisor
+    /// Where the command stores its process id, before anything else: by the time its supervisor
     /// could, the command may have killed it.
     pub(crate) pid: &'a Arc<AtomicI32>,
 }
@@ -73,24 +73,24 @@ pub(crate) struct Plan<'a> {
 /// The memory that a supervisor and its command use. Dropped once the supervisor is reaped.
 #[derive(Debug)]
 pub(crate) struct Loan {
-    // Taken out when it can never be freed.
+    // Leaked (never freed) when a killed supervisor's command may still use it.
     job: Option<Arc<Job>>,
     stack: Stack,
 }
 
-/// What a supervisor is told while it lives, and what it is asked.
+/// Requests to a live supervisor: the command to start, and its state.
 #[derive(Debug)]
 pub(crate) struct Orders(Arc<Job>);
 
-/// A plan, with everything as the kernel wants it.
+/// A plan in the form that system calls need.
 #[derive(Debug)]
 struct Job {
-    /// What to run. Set once, before `ordered`.
+    /// The command. Set once, before `ordered`.
     order: OnceLock<Order>,
-    /// Not zero once there is an order: what a supervisor without one sleeps on.
+    /// Futex: not zero once there is a command.
     ordered: AtomicU32,
-    /// Whether the command runs its program, and whether somebody wants to be told.
-    news: AtomicU32,
+    /// Whether the command has executed its program, and whether the guest waits for that.
+    start_state: AtomicU32,
     streams: [RawFd; 3],
     terminal: bool,
     report: RawFd,
@@ -101,39 +101,39 @@ struct Job {
     pid: Arc<AtomicI32>,
     /// Why the command did not start. Written by the command, read by the supervisor once that is over.
     failed: UnsafeCell<Option<(Stage, c_int)>>,
-    /// Whether the command runs on its supervisor's stack.
+    /// Whether the command still runs on its supervisor's stack.
     starting: AtomicBool,
 }
 
-/// A command, with everything as the kernel wants it.
+/// A command in the form that system calls need.
 #[derive(Debug)]
 struct Order {
     command: Arc<Command>,
     programs: Vec<*const c_char>,
     argv: Vec<*const c_char>,
     envp: Vec<*const c_char>,
-    /// Whether the command runs as somebody else than we do.
+    /// Whether the command runs as another user than the guest.
     other_user: bool,
 }
 
-/// Values of [`Job::news`]: nothing yet, nothing yet and it is waited for, it runs.
-const NO_NEWS: u32 = 0;
-const NEWS_WANTED: u32 = 1;
-const RUNS: u32 = 2;
+/// Values of [`Job::start_state`]: not started, not started and the guest waits for it, started.
+const NOT_STARTED: u32 = 0;
+const NOT_STARTED_WAITED: u32 = 1;
+const STARTED: u32 = 2;
 
 #[derive(Debug)]
 struct Stack(*mut c_void);
 
-/// Stacks for supervisors to come: mapping and unmapping in memory that several processes share
+/// Pool of stacks for supervisors: mapping and unmapping in memory that several processes share
 /// interrupts every CPU.
 static SPARE: Mutex<Vec<Stack>> = Mutex::new(Vec::new());
 
-/// As many as commands often run at once.
+/// As many stacks as commands often run concurrently.
 const SPARE_STACKS_MAX: usize = 4;
 
 // === impl Loan ===
 
-// SAFETY: a stack is an address range that nobody runs on while it is held.
+// SAFETY: a stack is an address range that no process runs on while it is held.
 unsafe impl Send for Stack {}
 
 // SAFETY: the pointers of an order are into its own command, which never changes and is not freed
@@ -149,7 +149,7 @@ impl Drop for Loan {
     fn drop(&mut self) {
         let starting = |job: &Job| job.starting.load(Ordering::Acquire);
         if self.job.as_deref().is_some_and(starting) {
-            // Its command is still here, and nobody can say for how long.
+            // Its command still runs in this memory, for an unknown time.
             std::mem::forget(self.job.take());
             self.stack.0 = std::ptr::null_mut();
         }
@@ -159,24 +159,26 @@ impl Drop for Loan {
 // === impl Orders ===
 
 impl Orders {
-    /// Tells the supervisor what to run. Once.
+    /// Gives the supervisor its command. Once.
     pub(crate) fn give(&self, command: &Arc<Command>) {
         if self.0.order.set(Order::new(command)).is_err() {
             return;
         }
         self.0.ordered.store(1, Ordering::Release);
         let at = self.0.ordered.as_ptr() as usize;
-        // SAFETY: the address is valid; the call only wakes who sleeps on it.
+        // SAFETY: the address is valid; the call only wakes waiters of the futex.
         let _ = unsafe { call(libc::SYS_futex, [at, FUTEX_WAKE, 1, 0]) };
     }
 
-    /// Whether the command runs its program. If not, the supervisor will report when it does.
+    /// Whether the command has executed its program. If not, the supervisor will report when it has.
     pub(crate) fn runs(&self) -> bool {
-        let asked =
-            self.0
-                .news
-                .compare_exchange(NO_NEWS, NEWS_WANTED, Ordering::AcqRel, Ordering::Acquire);
-        asked == Err(RUNS)
+        let asked = self.0.start_state.compare_exchange(
+            NOT_STARTED,
+            NOT_STARTED_WAITED,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        asked == Err(STARTED)
     }
 }
 
@@ -203,8 +205,12 @@ impl Job {
         Self {
             ordered: AtomicU32::new(order.is_some().into()),
             order: order.map_or_else(OnceLock::new, OnceLock::from),
-            // Who has a terminal waits for it.
-            news: AtomicU32::new(if plan.terminal { NEWS_WANTED } else { NO_NEWS }),
+            // With a terminal the guest waits for the start.
+            start_state: AtomicU32::new(if plan.terminal {
+                NOT_STARTED_WAITED
+            } else {
+                NOT_STARTED
+            }),
             streams: [plan.stdin, plan.stdout, plan.stderr].map(|fd| fd.as_raw_fd()),
             terminal: plan.terminal,
             report: plan.report.as_raw_fd(),
@@ -223,7 +229,7 @@ impl Job {
 // === impl Stack ===
 
 impl Stack {
-    /// One that was used before, or a new one.
+    /// A stack from the pool, or a new one.
     fn take() -> io::Result<Self> {
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         spare.map_or_else(Self::new, Ok)
@@ -232,7 +238,7 @@ impl Stack {
     fn new() -> io::Result<Self> {
         let bytes = GUARD_BYTES + STACK_BYTES;
         // SAFETY: a new private mapping at an address of the kernel's choice, whose lower part is
-        // then taken from everybody.
+        // then made a guard page (PROT_NONE).
         unsafe {
             let at = rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -261,12 +267,12 @@ impl Drop for Stack {
             spare.push(Self(self.0));
             return;
         }
-        // SAFETY: the mapping is ours and, as the loan says, nobody runs on it any more.
+        // SAFETY: the mapping is ours and, by the contract of `Loan`, no process runs on it any more.
         let _ = unsafe { rustix::mm::munmap(self.0, GUARD_BYTES + STACK_BYTES) };
     }
 }
 
-/// Makes a supervisor that starts the command, reaps what it leaves behind while it runs, and
+/// Makes a supervisor that starts the command, reaps orphans of it while it runs, and
 /// reports. Returns its process id, what must be kept until it is reaped, and how to speak to it.
 pub(crate) fn spawn(plan: &Plan<'_>) -> io::Result<(i32, Loan, Orders)> {
     let stack = Stack::take()?;
@@ -278,7 +284,7 @@ pub(crate) fn spawn(plan: &Plan<'_>) -> io::Result<(i32, Loan, Orders)> {
     // nothing else uses, aligned to 16 bytes, and a job that both outlive it (see `Loan`).
     let pid = unsafe {
         set_signal_mask(u64::MAX, &mut before);
-        // Without a signal at its end, which its report tells better.
+        // Without a signal at its end: it sends a report instead.
         let pid = clone(libc::CLONE_VM, stack.top(), supervise, argument);
         set_signal_mask(before, std::ptr::null_mut());
         pid.map_err(io::Error::from_raw_os_error)?
@@ -309,7 +315,7 @@ extern "C" fn supervise(job: *const Job) -> ! {
                 0,
             ],
         );
-        // Had the guest died before that, nobody would tell us, and nobody ever give an order.
+        // Had the guest died before PDEATHSIG was set, neither a signal nor a command would ever come.
         if call(libc::SYS_getppid, [0; 4]) != Ok(job.guest as usize) {
             exit(0);
         }
@@ -326,7 +332,7 @@ extern "C" fn supervise(job: *const Job) -> ! {
             [job.report as usize, REPORT_FD as usize, cloexec, 0],
         );
         close(REPORT_FD as u32 + 1, LAST_FD);
-        // Here and not in the command, which gets them as they are: there may be time now. All are
+        // Dispositions are reset here and inherited by the command: a spare has time for it. All signals are
         // blocked here.
         for signal in &*job.signals {
             let default = KernelAction::default();
@@ -337,31 +343,31 @@ extern "C" fn supervise(job: *const Job) -> ! {
             );
         }
         if job.terminal {
-            // We lead the session and stay out of its foreground.
+            // The supervisor leads the session and is a background process.
             let _ = call(libc::SYS_setsid, [0; 4]);
             let _ = call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0]);
         }
     }
     await_order(job);
     let made = start(job);
-    // SAFETY: closes our copy of the command's input, so that who writes to it sees when nobody
-    // reads. A terminal we go on to ask, of which one copy is enough.
+    // SAFETY: closes our copy of the command's input, so that its writer gets EPIPE when the command has
+    // closed it. A terminal stays open for queries, of which one copy is enough.
     unsafe {
         match job.terminal {
             true => close(1, 2),
             false => close(0, 0),
         }
     }
-    // SAFETY: the command is gone from our memory, or never was: nobody writes this any more.
+    // SAFETY: the command has left our memory, or never was in it: no process writes this any more.
     let failed = unsafe { *job.failed.get() };
     match (made, failed) {
         (Ok(command), None) => {
-            if job.news.swap(RUNS, Ordering::AcqRel) == NEWS_WANTED {
+            if job.start_state.swap(STARTED, Ordering::AcqRel) == NOT_STARTED_WAITED {
                 report(Report::Started);
             }
             prefer_to_oom_kill(command);
             if job.terminal {
-                attend(command)
+                wait_on_terminal(command)
             }
             wait_for(command)
         }
@@ -373,7 +379,7 @@ extern "C" fn supervise(job: *const Job) -> ! {
     }
 }
 
-/// Sleeps until there is an order.
+/// Sleeps on the futex until there is a command.
 fn await_order(job: &Job) {
     while job.ordered.load(Ordering::Acquire) == 0 {
         let at = job.ordered.as_ptr() as usize;
@@ -382,12 +388,12 @@ fn await_order(job: &Job) {
     }
 }
 
-/// Makes the kernel end the command, and what it will start, before the guest. Not by itself before
-/// it has executed its program: until then it is a copy of the guest, whose files in /proc are the
-/// host's. Failing is fine: then the kernel chooses by size.
+/// Sets oom_score_adj of the command, so that the OOM killer chooses it and its children before the guest.
+/// The supervisor does this after execve: until then the command is a copy of the guest, whose files in /proc
+/// belong to the host's root. Errors are ignored: then the kernel chooses by size.
 fn prefer_to_oom_kill(command: i32) {
     let mut path = *b"/proc/0000000000/oom_score_adj\0";
-    // The kernel takes no number with a zero before it.
+    // The kernel takes no number with a leading zero.
     let mut at = 16;
     let mut rest = command.unsigned_abs();
     loop {
@@ -400,7 +406,7 @@ fn prefer_to_oom_kill(command: i32) {
     }
     at -= 6;
     path.copy_within(..6, at);
-    // Whoever may mount something else there shall not have us wait for it.
+    // A path that a process inside may have mounted over must not block us.
     let flags = (libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     // SAFETY: the path ends with a zero, and the score is valid for its length.
     unsafe {
@@ -414,13 +420,13 @@ fn prefer_to_oom_kill(command: i32) {
     }
 }
 
-/// Makes the process of the command. We sleep until it has executed the program or ended, as with
-/// vfork: it runs on our stack, and can tell us why it failed.
+/// Clones the process of the command. The supervisor sleeps until it has executed the program or exited, as with
+/// vfork: it runs on the supervisor's stack, and can store its error there.
 fn start(job: &Job) -> Result<i32, c_int> {
     let mut stack = MaybeUninit::<[u128; COMMAND_STACK_BYTES / 16]>::uninit();
     job.starting.store(true, Ordering::Release);
-    // SAFETY: the job outlives the child (we sleep meanwhile; and who kills us in our sleep keeps it
-    // from being freed), which gets the top of a stack that nothing else uses, aligned to 16 bytes.
+    // SAFETY: the job outlives the child (we sleep meanwhile; if we are killed in our sleep, it is never
+    // freed), which gets the top of a stack that nothing else uses, aligned to 16 bytes.
     let made = unsafe {
         let top = stack.as_mut_ptr().add(1).cast::<c_void>();
         let flags = libc::SIGCHLD | libc::CLONE_VM | libc::CLONE_VFORK;
@@ -438,12 +444,12 @@ extern "C" fn run_command(job: *const Job) -> ! {
         Some(order) => become_command(job, order),
         None => (Stage::Exec, libc::EINVAL),
     };
-    // SAFETY: nobody reads it before we are gone.
+    // SAFETY: the supervisor reads it only after this process has exited.
     unsafe { *job.failed.get() = Some(failed) };
     exit(127)
 }
 
-/// Returns only with why it failed.
+/// Returns only on failure.
 fn become_command(job: &Job, order: &Order) -> (Stage, c_int) {
     let command = &order.command;
     // SAFETY: every pointer is of a value, or a NUL-terminated string or array, that the job keeps
@@ -506,8 +512,8 @@ fn become_command(job: &Job, order: &Order) -> (Stage, c_int) {
     }
 }
 
-/// Makes this process a group of its own, the one in the foreground of the terminal at descriptor 0.
-/// Who is in the background and asks for that is stopped, unless it ignores being told so.
+/// Makes this process a new process group, the foreground group of the terminal at descriptor 0.
+/// tcsetpgrp from the background stops the caller by SIGTTOU, unless that is ignored.
 ///
 /// # Safety
 /// Descriptor 0 is a terminal that this session has.
@@ -518,21 +524,27 @@ unsafe fn take_foreground() -> i32 {
         pid.set(call(libc::SYS_getpid, [0; 4]).unwrap_or(0) as i32);
         let _ = call(libc::SYS_setpgid, [0; 4]);
         let [ignored, default] = [KernelAction::ignore(), KernelAction::default()];
-        let told = libc::SIGTTOU as usize;
+        let sigttou = libc::SIGTTOU as usize;
         let (ignored, default) = ((&raw const ignored) as usize, (&raw const default) as usize);
-        let _ = call(libc::SYS_rt_sigaction, [told, ignored, 0, SIGNAL_SET_BYTES]);
+        let _ = call(
+            libc::SYS_rt_sigaction,
+            [sigttou, ignored, 0, SIGNAL_SET_BYTES],
+        );
         let group = pid.as_ptr() as usize;
         let _ = call(libc::SYS_ioctl, [0, libc::TIOCSPGRP as usize, group, 0]);
-        let _ = call(libc::SYS_rt_sigaction, [told, default, 0, SIGNAL_SET_BYTES]);
+        let _ = call(
+            libc::SYS_rt_sigaction,
+            [sigttou, default, 0, SIGNAL_SET_BYTES],
+        );
     }
     pid.get()
 }
 
-/// As [`wait_for`], and when the guest asks with SIGUSR1 says which group is in the foreground.
-fn attend(command: i32) -> ! {
+/// As [`wait_for`], and reports the foreground process group when the guest asks with SIGUSR1.
+fn wait_on_terminal(command: i32) -> ! {
     const BIT: u64 = 1;
     let wanted = BIT << (libc::SIGCHLD - 1) | BIT << (libc::SIGUSR1 - 1);
-    // Should a signal get lost.
+    // Poll interval, should a signal be lost.
     let look_every = libc::timespec {
         tv_sec: 5,
         tv_nsec: 0,
@@ -560,14 +572,14 @@ fn attend(command: i32) -> ! {
     }
 }
 
-/// Reaps until the command has ended. What it leaves behind goes to PID 1 as we exit.
+/// Reaps until the command has exited. Its orphans are reparented to PID 1 when the supervisor exits.
 fn wait_for(command: i32) -> ! {
     loop {
         reap(command, 0);
     }
 }
 
-/// Reaps one; false when none has ended. Does not come back from the end of the command.
+/// Reaps one child; false when none has exited. Does not return at the end of the command.
 fn reap(command: i32, flags: c_int) -> bool {
     let mut status: c_int = 0;
     let at = (&raw mut status) as usize;
@@ -585,8 +597,8 @@ fn reap(command: i32, flags: c_int) -> bool {
     }
 }
 
-/// Reports, and ends. Our copies of the command's output are closed just before: its other ends
-/// then see that nobody writes any more, and the guest is woken once by both.
+/// Sends the last report, and exits. Our copies of the command's output are closed just before: the guest
+/// then sees end of file, and is woken once by both.
 fn last_report(last: Report) -> ! {
     // SAFETY: we write to none of them.
     unsafe { close(1, 2) };
@@ -605,7 +617,7 @@ fn report(report: Report) {
     };
 }
 
-/// Ends this process alone, without any handler of the guest's.
+/// `_exit`: no handler of the guest runs.
 fn exit(code: usize) -> ! {
     loop {
         // SAFETY: an integer only.
@@ -626,7 +638,7 @@ unsafe fn close(first: u32, last: u32) {
     }
 }
 
-/// Operations of `futex`, between processes that share memory: that is what _PRIVATE is about.
+/// Futex operations without _PRIVATE: several processes use it.
 const FUTEX_WAIT: usize = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
 const FUTEX_WAKE: usize = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
 

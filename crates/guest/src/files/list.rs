@@ -11,28 +11,28 @@ use rustix::io::Errno;
 /// Entries listed when the request sets no limit.
 const ENTRIES_MAX: u64 = 100_000;
 
-/// Levels listed below the path: each holds a directory open.
+/// Levels listed below the path: each keeps a directory open.
 const DEPTH_MAX: usize = 64;
 
 /// Entries of one reply.
 const BATCH_ENTRIES: usize = 256;
 
-/// Bytes of one reply, well within the frame that the host takes.
+/// Bytes of one reply, well below the frame limit.
 const BATCH_BYTES: usize = 200 * 1024;
 
 /// Bytes of an entry beside its names.
 const ENTRY_BYTES: usize = 64;
 
-/// Entries looked at between two yields.
+/// Entries between two yields to other tasks.
 const YIELD_EVERY: u64 = 256;
 
 struct Level {
     dir: Dir,
-    /// Bytes of the path that belong to this directory.
+    /// Length of the prefix of the path that names this directory.
     path_bytes: usize,
 }
 
-/// Entries that go into the next reply.
+/// Entries of the next reply.
 #[derive(Default)]
 struct Batch {
     files: Vec<FileInfo>,
@@ -62,7 +62,7 @@ impl Batch {
     }
 }
 
-/// Sends the entries, parents before children, in no other order; the final reply says whether some
+/// Sends the entries, parents before children, otherwise unordered; the final reply has a flag for entries that
 /// were left out because there are too many or they are too deep. Symbolic links are listed, never
 /// followed, except in the path that is listed.
 pub(crate) async fn list(replies: &mut ReplySink, request: ListFiles) -> Result<Reply, Error> {
@@ -70,6 +70,10 @@ pub(crate) async fn list(replies: &mut ReplySink, request: ListFiles) -> Result<
         ENTRIES_MAX
     } else {
         request.entries_max.min(ENTRIES_MAX)
+    };
+    let depth_max = match request.depth {
+        0 => DEPTH_MAX,
+        depth => usize::try_from(depth).unwrap_or(DEPTH_MAX).min(DEPTH_MAX),
     };
     let since_ns = request.since_unix_s.saturating_mul(1_000_000_000);
     let (dir, mut path) = open(&request)?;
@@ -110,7 +114,8 @@ pub(crate) async fn list(replies: &mut ReplySink, request: ListFiles) -> Result<
             batch.push(replies, file).await?;
         }
         match sub {
-            Some(_) if levels.len() >= DEPTH_MAX => truncated = true,
+            // What is deeper than the request asks for is not missing from the answer.
+            Some(_) if levels.len() >= depth_max => truncated |= depth_max == DEPTH_MAX,
             Some(dir) => levels.push(Level {
                 dir,
                 path_bytes: path.len(),
@@ -125,7 +130,7 @@ pub(crate) async fn list(replies: &mut ReplySink, request: ListFiles) -> Result<
     }))
 }
 
-/// One entry, and its directory to go into. None when it is gone. Leaves its path in `path`.
+/// One entry, and its directory to descend into. None when it is gone. Leaves its path in `path`.
 fn look(
     level: &Level,
     path: &mut Vec<u8>,
@@ -149,7 +154,7 @@ fn look(
     let flags =
         OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let sub = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
-        // It changed since we looked, or is closed to us: listed, not entered.
+        // It was replaced since the stat, or permission is denied: listed, not entered.
         Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::ACCESS) => None,
         opened => Some(Dir::new(opened.map_err(failed())?).map_err(failed())?),
     };
@@ -163,7 +168,7 @@ fn open(request: &ListFiles) -> Result<(Dir, Vec<u8>), Error> {
             &request.path,
             Options {
                 follow: true,
-                make_parents: false,
+                ..Options::default()
             },
         )?;
         let stat = place.existing()?;

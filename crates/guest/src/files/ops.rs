@@ -1,7 +1,7 @@
-//! The calls that are one system call: stat, make a directory, move.
+//! Calls that are one system call: stat, mkdir, rename.
 
-use super::resolve::{Options, Place, RACES_MAX};
-use super::{info, target};
+use super::resolve::{Options, Place, RACES_MAX, give_to};
+use super::{info, owner, target};
 use crate::error::{Error, show};
 use k8e_wire::proto::{FileInfo, FileType, MakeDir, Move, Stat};
 use rustix::fs::{Mode, OFlags};
@@ -10,11 +10,11 @@ use rustix::io::Errno;
 /// Permission bits of a new directory.
 const DIR_MODE: u32 = 0o755;
 
-/// What is at a path; a symbolic link is told, and followed only when asked for.
+/// stat; a symbolic link is followed only when the request asks for it.
 pub(crate) fn stat(request: &Stat) -> Result<FileInfo, Error> {
     let options = Options {
         follow: request.follow,
-        make_parents: false,
+        ..Options::default()
     };
     let place = Place::find(&request.root, &request.path, options)?;
     let stat = place.existing()?;
@@ -25,11 +25,13 @@ pub(crate) fn stat(request: &Stat) -> Result<FileInfo, Error> {
     Ok(info(place.path.clone(), stat, target))
 }
 
-/// Makes a directory; with `parents` those above it too, and one that exists is fine.
+/// mkdir; with `parents` also those above it, and an existing directory is no error.
 pub(crate) fn make_dir(request: &MakeDir) -> Result<(), Error> {
+    let owner = owner(&request.user)?;
     let options = Options {
         follow: request.parents,
         make_parents: request.parents,
+        owner,
     };
     for _ in 0..RACES_MAX {
         let place = Place::find(&request.root, &request.path, options)?;
@@ -58,12 +60,13 @@ pub(crate) fn make_dir(request: &MakeDir) -> Result<(), Error> {
             name.as_slice(),
             Mode::from_raw_mode(mode & 0o777),
         ) {
-            // Somebody was faster: look again at what they made.
+            // Another process made it first: look up what it made.
             Err(Errno::EXIST) => continue,
             made => made.map_err(Error::os("make directory", &place.path))?,
         }
+        give_to(&place.dir, name, owner).map_err(Error::os("chown", &place.path))?;
         if request.mode != 0 {
-            // Past the umask.
+            // chmod, regardless of the umask.
             let set = |dir| rustix::fs::fchmod(dir, Mode::from_raw_mode(mode));
             place
                 .open(OFlags::RDONLY | OFlags::DIRECTORY)
@@ -75,11 +78,16 @@ pub(crate) fn make_dir(request: &MakeDir) -> Result<(), Error> {
     Err(Error::os("make directory", &request.path)(Errno::BUSY))
 }
 
-/// Gives a file or directory another name; what had that name is replaced, as rename does.
+/// Renames a file or directory; the destination is replaced, as rename does.
 pub(crate) fn rename(request: &Move) -> Result<(), Error> {
     let from = Place::find(&request.root, &request.from, Options::default())?;
     from.existing()?;
-    let to = Place::find(&request.root, &request.to, Options::default())?;
+    let options = Options {
+        make_parents: request.parents,
+        owner: owner(&request.user)?,
+        ..Options::default()
+    };
+    let to = Place::find(&request.root, &request.to, options)?;
     match rustix::fs::renameat(&from.dir, from.name()?, &to.dir, to.name()?) {
         Ok(()) => Ok(()),
         Err(Errno::XDEV) => Err(Error::Invalid(format!(

@@ -35,7 +35,7 @@ pub(crate) async fn read(replies: &mut ReplySink, request: ReadFile) -> Result<R
             .min(CHUNK_BYTES);
         let read = match rustix::io::pread(&file, &mut buffer[..want], offset) {
             Err(Errno::INTR) => continue,
-            // An offset beyond what the kernel can count is beyond the end as well.
+            // An offset beyond the kernel's maximum is beyond the end as well.
             Err(Errno::INVAL) if i64::try_from(offset).is_err() => 0,
             read => read.map_err(Error::os("read", &path))?,
         };
@@ -62,13 +62,13 @@ fn open(root: &[u8], path: &[u8]) -> Result<(OwnedFd, Stat, Vec<u8>), Error> {
             path,
             Options {
                 follow: true,
-                make_parents: false,
+                ..Options::default()
             },
         )?;
-        // Before opening: opening a device can have effects.
+        // stat before opening: opening a device can have effects.
         regular(&place.path, place.existing()?)?;
         match place.open(OFlags::RDONLY) {
-            // It became a symbolic link, or went away, since we looked.
+            // It was replaced by a symbolic link, or removed, since the stat.
             Err(Errno::LOOP | Errno::NOENT) => {}
             opened => {
                 let file = opened.map_err(Error::os("open", &place.path))?;

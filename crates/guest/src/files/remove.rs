@@ -8,13 +8,13 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Levels removed from the inside: each holds a directory open. What lies deeper is first moved up.
+/// Depth limit: each level keeps a directory open. Deeper directories are first moved up.
 const DEPTH_MAX: usize = 64;
 
-/// Times to start over because somebody fills what is being emptied.
+/// Passes over a directory that other processes keep filling.
 const PASSES_MAX: usize = 10_000;
 
-/// Entries removed between two yields.
+/// Entries removed between two yields to other tasks.
 const YIELD_EVERY: usize = 64;
 
 struct Level {
@@ -23,7 +23,7 @@ struct Level {
     name: Vec<u8>,
 }
 
-/// Removes what is at a path, never following symbolic links.
+/// Removes the file or tree at a path, never following symbolic links.
 pub(crate) async fn remove(request: &Remove) -> Result<(), Error> {
     let place = Place::find(&request.root, &request.path, Options::default())?;
     let (name, stat) = (place.name()?, place.existing()?);
@@ -48,7 +48,7 @@ pub(crate) async fn remove(request: &Remove) -> Result<(), Error> {
     Err(failed()(Errno::NOTEMPTY))
 }
 
-/// Removes what is in a directory; may leave things that came meanwhile or were moved up from below.
+/// Empties a directory; may leave entries that were added meanwhile or were moved up from below.
 async fn empty(top: OwnedFd) -> Result<(), Errno> {
     let mut levels = vec![Level {
         dir: Dir::read_from(&top)?,
@@ -63,7 +63,7 @@ async fn empty(top: OwnedFd) -> Result<(), Errno> {
         let Some(entry) = level.dir.read() else {
             let emptied = levels.pop().map_or_else(Vec::new, |level| level.name);
             if let Some(above) = levels.last() {
-                // Not empty any more when somebody adds to it: the next pass sees to that.
+                // ENOTEMPTY when another process adds entries: the next pass removes them.
                 ignore(
                     rustix::fs::unlinkat(above.dir.fd()?, emptied, AtFlags::REMOVEDIR),
                     Errno::NOTEMPTY,
@@ -92,7 +92,7 @@ async fn empty(top: OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Removes one entry; returns the directory to go into when it is one that is not empty.
+/// Removes one entry; returns it as a directory to descend into when that is not empty.
 fn remove_one(
     top: &OwnedFd,
     dir: impl AsFd,
@@ -131,7 +131,7 @@ fn open_dir(dir: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(dir, name, flags, Mode::empty())
 }
 
-/// That it is gone, or turned into something else, is no error.
+/// No error when it is gone, or was replaced.
 fn ignore(result: Result<(), Errno>, other: Errno) -> Result<(), Errno> {
     match result {
         Err(errno) if errno == Errno::NOENT || errno == other => Ok(()),

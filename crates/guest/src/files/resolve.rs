@@ -1,44 +1,53 @@
-//! Finds a path beneath its root, however hostile the tree.
+//! Path resolution below a root in a tree that hostile processes change.
 //!
 //! Each component is opened without following it, relative to the descriptor of the one before, so
-//! whoever renames or swaps things meanwhile changes at most which file *beneath the root* is found.
+//! a concurrent rename changes at most which file *below the root* is found.
 //! `openat2` would do this in one call, but gVisor does not have it.
 
 use crate::error::{Error, show};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Symbolic links followed for one path, as in the kernel.
 const SYMLINKS_MAX: usize = 40;
 
-/// Directories between the root and a file: each is held open while a path is resolved.
+/// Depth limit: each directory between the root and a file stays open while a path is resolved.
 const DEPTH_MAX: usize = 256;
 
 /// Longest path, as in the kernel.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// Times to look again when the last component changes between looking and opening.
+/// Retries when the last component changes between stat and open.
 pub(crate) const RACES_MAX: usize = 64;
 
-/// What resolving does at the edges.
+/// Options of path resolution.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     /// Follow the last component if it is a symbolic link.
     pub(crate) follow: bool,
-    /// Make missing directories on the way.
+    /// Make missing parent directories.
     pub(crate) make_parents: bool,
+    /// Owner of the directories that are made; none is the guest itself, root.
+    pub(crate) owner: Option<Owner>,
 }
 
-/// Where a path leads.
+/// Owner of what a file call makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// Result of path resolution.
 pub(crate) struct Place {
-    /// The directory, or the root itself when there is no name.
+    /// The parent directory, or the root itself when there is no name.
     pub(crate) dir: OwnedFd,
     /// Name in that directory; none for the root itself.
     pub(crate) name: Option<Vec<u8>>,
-    /// What is there, not followed; none when nothing is.
+    /// stat of the file, without following; none when it does not exist.
     pub(crate) stat: Option<Stat>,
-    /// Absolute path, for people.
+    /// Absolute path, for messages.
     pub(crate) path: Vec<u8>,
 }
 
@@ -49,7 +58,7 @@ struct Walk<'a> {
     dirs: Vec<OwnedFd>,
     /// Names of `dirs`, without the root.
     names: Vec<Vec<u8>>,
-    /// Components still to go, the next one last.
+    /// Remaining components, the next one last.
     todo: Vec<Vec<u8>>,
     symlinks: usize,
 }
@@ -91,7 +100,7 @@ impl Place {
                 },
                 Err(Errno::NOENT) if last => return Ok(walk.end(name, None)),
                 Err(Errno::NOENT) if options.make_parents => {
-                    walk.make(&name)?;
+                    walk.make(&name, options.owner)?;
                     walk.todo.push(name);
                 }
                 Err(errno) => return Err(Error::os("open", &walk.shown(&name))(errno)),
@@ -100,21 +109,21 @@ impl Place {
         walk.end_at_directory()
     }
 
-    /// The name, or an error because the root itself is no place for this.
+    /// The name, or an error because the call cannot be made on the root itself.
     pub(crate) fn name(&self) -> Result<&[u8], Error> {
         self.name.as_deref().ok_or_else(|| {
             Error::Invalid(format!("{:?} itself cannot be changed", show(&self.path)))
         })
     }
 
-    /// What is there, or an error.
+    /// Its stat, or an error when it does not exist.
     pub(crate) fn existing(&self) -> Result<&Stat, Error> {
         self.stat
             .as_ref()
             .ok_or_else(|| Error::os("open", &self.path)(Errno::NOENT))
     }
 
-    /// Opens what is there, not followed.
+    /// Opens it, without following.
     pub(crate) fn open(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         rustix::fs::openat(
@@ -152,7 +161,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Back to the directory we came from, which is what we still hold open, not what `..` says now.
+    /// Back to the parent by its open descriptor, which may differ from what `..` is now.
     fn up(&mut self) -> Result<(), Error> {
         if self.names.pop().is_none() {
             return Err(self.outside());
@@ -185,9 +194,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn make(&self, name: &[u8]) -> Result<(), Error> {
+    fn make(&self, name: &[u8], owner: Option<Owner>) -> Result<(), Error> {
         match rustix::fs::mkdirat(self.dir(), name, Mode::from_raw_mode(0o755)) {
-            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Ok(()) => {
+                give_to(self.dir(), name, owner).map_err(Error::os("chown", &self.shown(name)))
+            }
+            Err(Errno::EXIST) => Ok(()),
             Err(errno) => Err(Error::os("make directory", &self.shown(name))(errno)),
         }
     }
@@ -203,7 +215,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The path led back to a directory that is open already: the root, or by `..` to another.
+    /// The path leads back to an open directory: the root, or by `..` to another.
     fn end_at_directory(mut self) -> Result<Place, Error> {
         let stat = rustix::fs::fstat(self.dir()).map_err(Error::os("stat", self.path))?;
         match self.names.pop() {
@@ -240,6 +252,15 @@ impl Walk<'_> {
     }
 }
 
+/// Sets the owner of a file by its name, without following it.
+pub(crate) fn give_to(dir: impl AsFd, name: &[u8], owner: Option<Owner>) -> Result<(), Errno> {
+    let Some(Owner { uid, gid }) = owner else {
+        return Ok(());
+    };
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    rustix::fs::chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+}
+
 /// The part of the request's path below the root.
 fn check<'a>(root: &[u8], path: &'a [u8]) -> Result<&'a [u8], Error> {
     if root.first() != Some(&b'/') || root.contains(&0) {
@@ -274,7 +295,7 @@ fn check<'a>(root: &[u8], path: &'a [u8]) -> Result<&'a [u8], Error> {
     }
 }
 
-/// The rest of an absolute path that begins with the root, by name.
+/// The rest of an absolute path that begins with the root, compared by name.
 fn below_root<'a>(root: &[u8], mut path: &'a [u8]) -> Option<&'a [u8]> {
     for part in components(root).into_iter().rev() {
         while let [b'/', rest @ ..] = path {
@@ -300,7 +321,7 @@ fn components(path: &[u8]) -> Vec<Vec<u8>> {
 }
 
 fn open_root(root: &[u8], make: bool) -> Result<OwnedFd, Error> {
-    // Not followed: a root that became a symbolic link would make "beneath" mean something else.
+    // Not followed: a root that was replaced by a symbolic link would change what "below" means.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(CWD, root, flags, Mode::empty()) {
         Err(Errno::NOENT) if make => {

@@ -1,11 +1,11 @@
-//! Writes a file.
+//! Writes a file, atomically (temporary file and rename) or by append.
 //!
-//! A file that is replaced appears whole or not at all: its bytes go to a temporary file beside it,
-//! which takes its name when the host has said that there are no more. An append writes as bytes
+//! A replaced file appears whole or not at all: its bytes go to a temporary file in the same directory,
+//! which is renamed when the host has sent the end. An append writes as bytes
 //! arrive; when it is cancelled, what arrived stays.
 
-use super::regular;
-use super::resolve::{Options, Place, RACES_MAX};
+use super::resolve::{Options, Owner, Place, RACES_MAX, give_to};
+use super::{owner, regular};
 use crate::error::Error;
 use crate::sys;
 use k8e_wire::proto::{Done, WriteFile, input::Input, reply::Reply};
@@ -20,7 +20,7 @@ const MODE: u32 = 0o644;
 /// Permission bits that a request can set.
 const MODE_MASK: u32 = 0o7777;
 
-/// A temporary file that goes away unless it gets its final name.
+/// A temporary file that is removed on drop unless it was renamed.
 struct Temporary<'a> {
     place: &'a Place,
     name: String,
@@ -47,7 +47,7 @@ impl<'a> Temporary<'a> {
         ))
     }
 
-    /// Gives it the final name, in the place of whatever has it.
+    /// Renames it to the final name, replacing an existing file.
     fn keep(mut self) -> Result<(), Error> {
         rustix::fs::renameat(
             &self.place.dir,
@@ -69,7 +69,7 @@ impl Drop for Temporary<'_> {
     }
 }
 
-/// Writes what the host sends; the final reply counts it.
+/// Writes the input; the final reply has the number of bytes.
 pub(crate) async fn write(requests: &mut Requests, request: WriteFile) -> Result<Reply, Error> {
     let bytes = if request.append {
         let (file, path) = open_to_append(&request)?;
@@ -84,13 +84,14 @@ pub(crate) async fn write(requests: &mut Requests, request: WriteFile) -> Result
 }
 
 async fn replace(requests: &mut Requests, request: &WriteFile) -> Result<u64, Error> {
-    let place = find(request)?;
+    let owner = owner(&request.user)?;
+    let place = find(request, owner)?;
     let (temporary, file) = Temporary::create(&place)?;
     let bytes = copy(requests, &file, &place.path).await?;
     let failed = || Error::os::<Errno>("write", &place.path);
     let mut mode = request.mode & MODE_MASK;
     if let Some(old) = &place.stat {
-        // Where the owner cannot be kept, the file is ours; its content still counts.
+        // If chown fails, the file belongs to the guest's user; that is no error.
         let _ = rustix::fs::fchown(
             &file,
             Some(Uid::from_raw(old.st_uid)),
@@ -107,14 +108,19 @@ async fn replace(requests: &mut Requests, request: &WriteFile) -> Result<u64, Er
     } else {
         mode
     };
+    if let Some(Owner { uid, gid }) = owner {
+        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+        rustix::fs::fchown(&file, Some(uid), Some(gid)).map_err(failed())?;
+    }
     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)).map_err(failed())?;
     temporary.keep()?;
     Ok(bytes)
 }
 
 fn open_to_append(request: &WriteFile) -> Result<(OwnedFd, Vec<u8>), Error> {
+    let owner = owner(&request.user)?;
     for _ in 0..RACES_MAX {
-        let place = find(request)?;
+        let place = find(request, owner)?;
         let mode = request.mode & MODE_MASK;
         let opened = match place.stat {
             Some(_) => place.open(OFlags::WRONLY | OFlags::APPEND),
@@ -125,12 +131,15 @@ fn open_to_append(request: &WriteFile) -> Result<(OwnedFd, Vec<u8>), Error> {
             }
         };
         let file = match opened {
-            // It changed since we looked.
+            // It was replaced since the stat.
             Err(Errno::LOOP | Errno::NOENT | Errno::EXIST) => continue,
             opened => opened.map_err(Error::os("append to", &place.path))?,
         };
         let stat = rustix::fs::fstat(&file).map_err(Error::os("stat", &place.path))?;
         regular(&place.path, &stat)?;
+        if place.stat.is_none() {
+            give_to(&place.dir, place.name()?, owner).map_err(Error::os("chown", &place.path))?;
+        }
         if mode != 0 {
             rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))
                 .map_err(Error::os("chmod", &place.path))?;
@@ -140,13 +149,14 @@ fn open_to_append(request: &WriteFile) -> Result<(OwnedFd, Vec<u8>), Error> {
     Err(Error::os("append to", &request.path)(Errno::BUSY))
 }
 
-fn find(request: &WriteFile) -> Result<Place, Error> {
+fn find(request: &WriteFile, owner: Option<Owner>) -> Result<Place, Error> {
     let place = Place::find(
         &request.root,
         &request.path,
         Options {
             follow: true,
             make_parents: true,
+            owner,
         },
     )?;
     if let Some(stat) = &place.stat {
@@ -169,7 +179,14 @@ async fn copy(requests: &mut Requests, file: &OwnedFd, path: &[u8]) -> Result<u6
                 }
             }
             Some(Input::End(_)) => return Ok(bytes),
-            Some(Input::Signal(_)) => return Err(Error::Invalid("a signal for a file".to_owned())),
+            Some(
+                Input::Signal(_)
+                | Input::TreeWants(_)
+                | Input::TreeEntries(_)
+                | Input::TreePieces(_),
+            ) => {
+                return Err(Error::Invalid("writing a file takes only data".to_owned()));
+            }
             None => return Err(Error::Cancelled),
         }
     }

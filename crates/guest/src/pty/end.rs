@@ -1,4 +1,4 @@
-//! Ends a terminal with all that it started: asks, waits, kills.
+//! Ends a terminal and all processes it started: termination signals, a grace period, then SIGKILL.
 
 use super::terminal::Terminal;
 use crate::exec::kill;
@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest that is waited for those who were asked.
+/// Longest grace period.
 const GRACE_MAX: Duration = Duration::from_secs(20);
 
-/// Between looks at who is left.
+/// Poll interval of the remaining processes.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Between hints to shells: one that was about to wait for input may have missed the last.
+/// Interval of SIGHUP to shells: one that was about to wait for input may have missed the last.
 const HINT_EVERY: Duration = Duration::from_millis(200);
 
-/// How long a supervisor may take to say how its command ended.
+/// Deadline for a supervisor to report the exit of its command.
 const REPORT_WITHIN: Duration = Duration::from_secs(1);
 
-/// Ends a terminal. The supervisor is stopped meanwhile: so it stays, whoever ends, and all that the
-/// command started stays below it.
+/// Ends a terminal. The supervisor is stopped meanwhile: so it stays alive as the ancestor of all that the
+/// command started.
 pub(super) async fn end(guest: Arc<Guest>, terminal: Arc<Terminal>, grace: Duration) {
     let supervisor = terminal.supervisor;
     if terminal.exited().is_some() || !guest.supervisors.contains(supervisor) {
@@ -43,7 +43,7 @@ pub(super) async fn end(guest: Arc<Guest>, terminal: Arc<Terminal>, grace: Durat
         }
     }
     kill::kill_below(&guest, supervisor).await;
-    // Now it tells how its command ended, and goes.
+    // Now it reports the exit of its command, and exits.
     sys::kill(supervisor, libc::SIGCONT);
     let mut changed = terminal.changes();
     let over = async {

@@ -1,31 +1,31 @@
-//! Keys that are signals, for a kernel that sends the signal but lets the program read the key as well (gVisor): there
-//! they are taken out of what is typed, and we send the signal.
+//! Signal characters of termios (VINTR, VQUIT, VSUSP), for a kernel that sends the signal but also passes the
+//! character to the program (gVisor): there the guest removes them from the input, and sends the signal itself.
 
 use rustix::termios::{LocalModes, SpecialCodeIndex, tcgetattr, tcgetpgrp};
 use std::os::fd::AsFd;
 
-/// What the keys of a terminal mean now.
+/// The current signal characters of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Keys {
     codes: [(u8, i32); 3],
     echo: bool,
 }
 
-/// One of them, in what is typed.
+/// A signal character in the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) at: usize,
     pub(super) signal: i32,
-    /// What the terminal shows for it.
+    /// Its echo, such as `^C`.
     pub(super) shown: Option<[u8; 2]>,
 }
 
 // === impl Keys ===
 
 impl Keys {
-    /// None where they are the kernel's to look after, or are no signals now.
+    /// None where the kernel handles them, or ISIG is off.
     pub(super) fn of(master: impl AsFd) -> Option<Self> {
-        // Whose kernel tells about groups here gets this right.
+        // A kernel that has TIOCGPGRP for the master handles them correctly.
         if tcgetpgrp(&master).is_ok() {
             return None;
         }
@@ -46,7 +46,7 @@ impl Keys {
 
     pub(super) fn first(&self, typed: &[u8]) -> Option<Key> {
         typed.iter().enumerate().find_map(|(at, byte)| {
-            // Zero is how a terminal says that there is no such key.
+            // Zero (_POSIX_VDISABLE) means that there is no such character.
             let (code, signal) = self
                 .codes
                 .iter()

@@ -1,4 +1,4 @@
-//! Makes a pseudo-terminal.
+//! Opens a pseudo-terminal (PTY).
 
 use crate::error::Error;
 use crate::exec::above;
@@ -12,26 +12,26 @@ use std::io;
 use std::os::fd::OwnedFd;
 use tokio::io::unix::AsyncFd;
 
-/// Of a terminal that does not say.
+/// Default size of a terminal (when the request sets none).
 const ROWS: u16 = 24;
 const COLS: u16 = 80;
 
-/// Both sides of a terminal.
+/// Both sides of a PTY.
 pub(super) struct Pair {
-    /// What we keep.
+    /// The master, kept by the guest.
     pub(super) ours: Ours,
-    /// The command's.
+    /// The slave, for the command.
     pub(super) slave: OwnedFd,
 }
 
-/// Our side of a terminal.
+/// The master.
 pub(super) struct Ours {
     pub(super) master: AsyncFd<OwnedFd>,
-    /// The name of the other side.
+    /// Path of the slave.
     pub(super) path: CString,
 }
 
-/// A size that a terminal can have; 0 is the usual.
+/// Checks a size; 0 is the default.
 pub(super) fn size(rows: u32, cols: u32) -> Result<Winsize, Error> {
     let number = |asked: u32, usual: u16| match u16::try_from(asked) {
         Ok(0) => Ok(usual),
@@ -48,7 +48,7 @@ pub(super) fn size(rows: u32, cols: u32) -> Result<Winsize, Error> {
     })
 }
 
-/// Makes a terminal that is that user's.
+/// Opens a PTY whose slave belongs to that user.
 pub(super) fn open(size: Winsize, user: &User) -> Result<Pair, Error> {
     let failed = || Error::os::<io::Error>("make", b"a terminal");
     try_open(size, user).map_err(failed())
@@ -59,7 +59,7 @@ fn try_open(size: Winsize, user: &User) -> io::Result<Pair> {
     let master = rustix::pty::openpt(flags)?;
     rustix::pty::unlockpt(&master)?;
     let path = rustix::pty::ptsname(&master, Vec::new())?;
-    // Without a look at the file system where the kernel can do so: gVisor cannot.
+    // TIOCGPTPEER needs no path where the kernel has it: gVisor does not.
     let slave = match rustix::pty::ioctl_tiocgptpeer(&master, flags) {
         Ok(slave) => slave,
         Err(_) => {
@@ -70,12 +70,12 @@ fn try_open(size: Winsize, user: &User) -> io::Result<Pair> {
     let slave = above(slave)?;
     rustix::termios::tcsetwinsize(&master, size)?;
     if let Ok(mut modes) = rustix::termios::tcgetattr(&slave) {
-        // So that erasing a letter erases all its bytes. It works without.
+        // IUTF8, so that erase deletes a whole character. Optional.
         modes.input_modes |= InputModes::IUTF8;
         let _ = rustix::termios::tcsetattr(&slave, OptionalActions::Now, &modes);
     }
     if user.uid != 0 {
-        // For programs that open it by its name; most do not.
+        // For programs that open the slave by its path; most do not.
         let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
         let _ = rustix::fs::fchown(&slave, Some(uid), Some(gid));
     }

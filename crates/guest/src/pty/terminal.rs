@@ -1,4 +1,4 @@
-//! One terminal: what it said last, who reads it, and what can be done to it.
+//! State of one terminal: ring buffer of recent output, attached readers, and operations.
 
 use super::keys::{Key, Keys};
 use super::open::Ours;
@@ -15,63 +15,63 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-/// What is kept of what a terminal said, as K8E has it.
+/// Size of the ring buffer, as for `sandbox.v1` clients.
 const RING_BYTES: usize = 64 * 1024;
 
-/// Who attaches to one terminal at once; each has a connection.
+/// Limit of attached readers; each has a connection.
 const READERS_MAX: usize = 16;
 
-/// How long a reader may take nothing while there is something: the others, and the command, wait
-/// for it.
+/// Stall timeout of a reader that reads nothing while there is output: the other readers, and the command,
+/// wait for it.
 const STALL_MAX: Duration = Duration::from_secs(5);
 
-/// How long typing waits for a program that does not read.
+/// Timeout of input to a program that does not read.
 const WRITE_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long a supervisor may take to say which group is in the foreground.
+/// Deadline for a supervisor to report the foreground process group.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// A terminal.
 pub(super) struct Terminal {
     id: String,
-    /// Of its command.
+    /// Process id of its command.
     pub(super) pid: i32,
-    /// Also the session of the terminal.
+    /// Process id of the supervisor; also the session id.
     pub(super) supervisor: i32,
-    /// As its programs see it.
+    /// Path of the slave.
     path: CString,
     state: Mutex<State>,
     changed: watch::Sender<()>,
-    /// A reader took something, or went away.
+    /// Notified when a reader advances or detaches.
     taken: Notify,
-    /// Held while somebody types: two who do so at once must not be mixed.
+    /// Held during a write: concurrent inputs must not be interleaved.
     writing: tokio::sync::Mutex<()>,
-    /// What the supervisor said last about the foreground.
+    /// The last foreground process group that the supervisor reported.
     foreground: watch::Sender<i32>,
 }
 
 struct State {
-    /// None when it is over.
+    /// The master; none when the terminal has ended.
     master: Option<Arc<AsyncFd<OwnedFd>>>,
     size: Winsize,
     ring: VecDeque<u8>,
-    /// Bytes said in all.
+    /// Bytes of output in total.
     end: u64,
     readers: BTreeMap<u64, Progress>,
     next_reader: u64,
-    /// Whether there is one reader, whom everything waits for.
+    /// Whether it has one reader, for which the command waits without a timeout.
     awaits_reader: bool,
     over: Option<(Exited, u64)>,
 }
 
 struct Progress {
-    /// Up to where it has read.
+    /// Position up to which it has read.
     at: u64,
-    /// Since when it has not moved.
+    /// Time of its last progress.
     since: Instant,
 }
 
-/// Somebody who reads a terminal.
+/// A client that reads a terminal.
 pub(super) struct Reader<'a> {
     terminal: &'a Terminal,
     key: u64,
@@ -111,12 +111,12 @@ impl Terminal {
         })
     }
 
-    /// As its programs see it.
+    /// Path of the slave.
     pub(super) fn path(&self) -> &[u8] {
         self.path.as_bytes()
     }
 
-    /// Told whenever it says something, and when it is over.
+    /// Notified of new output, and of the end.
     pub(super) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -125,7 +125,7 @@ impl Terminal {
         self.state().over.map(|(exited, _)| exited)
     }
 
-    /// When it ended, on the monotonic clock.
+    /// Time of its end on the monotonic clock, in nanoseconds.
     pub(super) fn ended_ns(&self) -> Option<u64> {
         self.state().over.map(|(_, at_ns)| at_ns)
     }
@@ -142,12 +142,12 @@ impl Terminal {
         }
     }
 
-    /// Its other side, while it is not over.
+    /// The master, while it has not ended.
     pub(super) fn master(&self) -> Option<Arc<AsyncFd<OwnedFd>>> {
         self.state().master.clone()
     }
 
-    /// It said something.
+    /// Appends output to the ring buffer.
     pub(super) fn push(&self, data: &[u8]) {
         let mut state = self.state();
         state.ring.extend(data);
@@ -158,13 +158,13 @@ impl Terminal {
         self.changed.send_replace(());
     }
 
-    /// Nobody is waited for any more.
-    pub(super) fn await_nobody(&self) {
+    /// From now on stalled readers are cut off also where the terminal was created for one.
+    pub(super) fn stop_awaiting_reader(&self) {
         self.state().awaits_reader = false;
         self.taken.notify_one();
     }
 
-    /// Nothing more comes.
+    /// Marks the terminal as ended.
     pub(super) fn finish(&self, exited: Exited, at_ns: u64) {
         let mut state = self.state();
         state.over = Some((exited, at_ns));
@@ -173,8 +173,8 @@ impl Terminal {
         self.changed.send_replace(());
     }
 
-    /// Bytes that may be read of it now so that no reader misses any. Waits while there are none;
-    /// who does not read is cut off. Cancel safe.
+    /// Bytes that may be read now so that no reader misses any (backpressure). Waits while that is 0;
+    /// stalled readers are cut off. Cancel safe.
     pub(super) async fn room(&self) -> usize {
         loop {
             let taken = self.taken.notified();
@@ -189,7 +189,7 @@ impl Terminal {
         }
     }
 
-    /// Types into it; returns how much it took before it was over or would not take any more.
+    /// Writes input; returns the number of bytes that were taken before its end or the timeout.
     pub(super) async fn write(&self, guest: &Guest, data: &[u8]) -> usize {
         let until = Instant::now() + WRITE_WITHIN;
         let Ok(_turn) = tokio::time::timeout_at(until, self.writing.lock()).await else {
@@ -201,7 +201,7 @@ impl Terminal {
             let rest = &data[written..];
             let key = Keys::of(&*master).and_then(|keys| keys.first(rest));
             if let Some(key) = key.filter(|key| key.at == 0) {
-                // Each may have to wait for a supervisor, and there may be thousands.
+                // Each signal character may wait for a supervisor, and there may be thousands.
                 if Instant::now() >= until {
                     break;
                 }
@@ -222,10 +222,10 @@ impl Terminal {
         written
     }
 
-    /// A key that is a signal.
+    /// Handles a signal character.
     async fn press(&self, guest: &Guest, key: Key) {
         if let Some(shown) = key.shown {
-            // Only where no reader misses anything for it.
+            // The echo is dropped if it would overrun a reader.
             let fits = self.state().fits(shown.len(), Instant::now());
             if fits {
                 self.push(&shown);
@@ -238,13 +238,13 @@ impl Terminal {
 
     pub(super) async fn resize(&self, guest: &Guest, size: Winsize) -> Result<(), Error> {
         let Some(master) = self.master() else {
-            let what = format!("terminal {:?} is over", self.id);
+            let what = format!("terminal {:?} has ended", self.id);
             return Err(Error::Precondition(what));
         };
         rustix::termios::tcsetwinsize(&master, size)
             .map_err(Error::os("resize terminal", self.id.as_bytes()))?;
         self.state().size = size;
-        // Linux has told the foreground; gVisor, which says nothing of groups here, has not.
+        // Linux has sent SIGWINCH to the foreground group; gVisor, without TIOCGPGRP here, has not.
         if rustix::termios::tcgetpgrp(&master).is_err()
             && let Some(group) = self.ask_foreground(guest).await
         {
@@ -253,7 +253,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// The group in the foreground, if there is one and the kernel or the supervisor says which.
+    /// The foreground process group, if there is one and the kernel or the supervisor reports it.
     pub(super) async fn foreground(&self, guest: &Guest) -> Option<i32> {
         let master = self.master()?;
         match rustix::termios::tcgetpgrp(&master) {
@@ -262,14 +262,14 @@ impl Terminal {
         }
     }
 
-    /// The supervisor said which group is in the foreground.
+    /// Stores the foreground process group that the supervisor reported.
     pub(super) fn set_foreground(&self, group: i32) {
         self.foreground.send_replace(group);
     }
 
     async fn ask_foreground(&self, guest: &Guest) -> Option<i32> {
         let mut answers = self.foreground.subscribe();
-        // While it is not reaped its process id is its own.
+        // While it is not reaped its process id cannot be reused.
         if !guest.supervisors.contains(self.supervisor) {
             return None;
         }
@@ -279,7 +279,7 @@ impl Terminal {
             .ok()?
             .ok()?;
         let group = *answers.borrow();
-        // It is root in the sandbox that can make a supervisor say anything.
+        // The report is not trusted: root in the sandbox can forge it.
         (group > 1).then_some(group)
     }
 
@@ -291,7 +291,7 @@ impl Terminal {
 // === impl State ===
 
 impl State {
-    /// How much may be read, or until when to wait for the readers.
+    /// Bytes that may be read, or the time until which to wait for the readers.
     fn room(&mut self, now: Instant) -> Result<usize, Instant> {
         loop {
             let Some((key, slowest)) = self.readers.iter().min_by_key(|(_, reader)| reader.at)
@@ -318,12 +318,12 @@ impl State {
         }
     }
 
-    /// Whether so much can be said now without anybody missing it.
+    /// Whether so many bytes fit without a reader missing any.
     fn fits(&mut self, bytes: usize, now: Instant) -> bool {
         self.room(now).is_ok_and(|room| room >= bytes)
     }
 
-    /// Where what is kept begins.
+    /// Position of the first byte in the ring buffer.
     fn begin(&self) -> u64 {
         self.end - self.ring.len() as u64
     }
@@ -336,7 +336,7 @@ impl<'a> Reader<'a> {
         let mut state = terminal.state();
         if state.readers.len() >= READERS_MAX {
             return Err(Error::Exhausted(format!(
-                "{READERS_MAX} read terminal {:?}, which is all it takes",
+                "terminal {:?} has {READERS_MAX} readers, the maximum: detach one",
                 terminal.id
             )));
         }
@@ -352,7 +352,7 @@ impl<'a> Reader<'a> {
         Ok(Self { terminal, key })
     }
 
-    /// What it has not read yet, if anything. An error when it was cut off.
+    /// Unread output, if any. An error when the reader was cut off.
     pub(super) fn next(&self, bytes_max: usize) -> Result<Option<Vec<u8>>, Error> {
         let state = self.terminal.state();
         let Some(progress) = state.readers.get(&self.key) else {
@@ -367,7 +367,7 @@ impl<'a> Reader<'a> {
         Ok((!data.is_empty()).then_some(data))
     }
 
-    /// It has read so much.
+    /// Advances its position.
     pub(super) fn took(&self, bytes: usize) {
         let mut state = self.terminal.state();
         if let Some(progress) = state.readers.get_mut(&self.key) {

@@ -1,28 +1,28 @@
-//! Whether somebody in the foreground waits for what is typed, as far as the kernel tells.
+//! Detects whether the foreground process of a terminal waits for input, as far as the kernel reports it.
 //!
-//! `/proc/PID/syscall` says what a process waits for. One that reads its terminal waits for input;
-//! so does one that asks only whether descriptor 0 is readable, as shells and interpreters do. One
-//! that polls many things may wait for any of them, and a kernel without that file (gVisor) says
-//! nothing: then it is not known.
+//! `/proc/PID/syscall` shows the blocking system call of a process. One that reads its terminal waits for input;
+//! so does one that polls only descriptor 0, as shells and interpreters do. One
+//! that polls many descriptors may wait for any of them, and a kernel without that file (gVisor) shows
+//! nothing: then the answer is unknown.
 
 use crate::procfs::{self, Stat};
 use k8e_wire::proto::Waiting;
 use std::ffi::c_long;
 use std::os::unix::ffi::OsStrExt as _;
 
-/// Threads of a process that are looked at.
+/// Bound on the threads of a process that are checked.
 const THREADS_MAX: usize = 64;
 
-/// Descriptors of a process that are looked at.
+/// Bound on the descriptors of a process that are checked.
 const FDS_MAX: usize = 256;
 
-/// Asks whether descriptor 0 is readable, when that is the only one.
+/// Polls descriptor 0, when that is the only one.
 #[cfg(target_arch = "x86_64")]
 const SELECTS: &[c_long] = &[libc::SYS_pselect6, libc::SYS_select];
 #[cfg(not(target_arch = "x86_64"))]
 const SELECTS: &[c_long] = &[libc::SYS_pselect6];
 
-/// Waits for one of many things.
+/// Polls many descriptors.
 #[cfg(target_arch = "x86_64")]
 const POLLS: &[c_long] = &[
     libc::SYS_ppoll,
@@ -38,7 +38,7 @@ const POLLS: &[c_long] = &[
     libc::SYS_epoll_pwait2,
 ];
 
-/// Whether a process of the group waits for what is typed at the terminal.
+/// Whether a process of the group waits for input from the terminal.
 pub(super) fn waiting(group: i32, terminal: &[u8]) -> Waiting {
     if group <= 1 {
         return Waiting::Unspecified;
@@ -66,12 +66,12 @@ fn process(stat: &Stat, terminal: &[u8]) -> Waiting {
     }))
 }
 
-/// What a line of `/proc/PID/syscall` means. `is_terminal` says so of a descriptor, or with none
-/// whether any is.
+/// Interprets a line of `/proc/PID/syscall`. `is_terminal` checks a descriptor, or with none
+/// whether any is a terminal.
 fn judge(said: &str, is_terminal: &mut dyn FnMut(Option<u64>) -> bool) -> Waiting {
     let mut words = said.split_ascii_whitespace();
     let Some(Ok(number)) = words.next().map(str::parse::<c_long>) else {
-        // It runs.
+        // Running, not blocked.
         return Waiting::No;
     };
     let argument = words
@@ -90,7 +90,7 @@ fn judge(said: &str, is_terminal: &mut dyn FnMut(Option<u64>) -> bool) -> Waitin
     }
 }
 
-/// One is enough; none is only known when each is.
+/// One that waits is enough; no is only known when all are known.
 fn any(all: impl Iterator<Item = Waiting>) -> Waiting {
     let mut known = Waiting::No;
     for one in all {

@@ -1,4 +1,4 @@
-//! Commands.
+//! Commands: exec, timeouts, cancellation, users, scripts, limits.
 
 use crate::support::{
     argv, finish, marker, path_bytes, processes_with, sh, wait_for_processes, with_guest,
@@ -158,7 +158,7 @@ fn without_input_the_command_reads_the_end() {
 }
 
 #[test]
-fn input_that_nobody_reads_blocks_neither_output_nor_timeout_nor_cancel() {
+fn unread_input_blocks_neither_output_nor_timeout_nor_cancel() {
     with_guest(async |guest| {
         let marker = marker();
         let code = format!("echo here; exec sleep {marker}");
@@ -218,7 +218,7 @@ fn signals_reach_the_group() {
         while !matches!(end.replies.next().await.unwrap(), Reply::Stdout(_)) {}
         end.inputs.send(Input::Signal(15)).await.unwrap();
         loop {
-            // The shell may say on stderr that its child was terminated.
+            // The shell may report on stderr that its child was terminated.
             match end.replies.next().await.unwrap() {
                 Reply::Exited(exited) => break assert_eq!(exited.exit_code, 7),
                 other => assert!(matches!(other, Reply::Stderr(_)), "{other:?}"),
@@ -395,7 +395,7 @@ fn a_killed_supervisor_ends_the_command() {
 }
 
 #[test]
-fn programs_that_cannot_run_are_told() {
+fn programs_that_cannot_run_are_reported() {
     with_guest(async |guest| {
         let error = guest
             .exec(argv(&["no-such-program-here"]))

@@ -1,4 +1,4 @@
-//! Files.
+//! File calls, also against concurrent changes by hostile processes.
 
 use crate::support::{Guest, path_bytes, with_guest};
 use bytes::Bytes;
@@ -33,6 +33,7 @@ impl Guest {
             path: bytes(path),
             parents,
             mode,
+            user: String::new(),
         }))
         .await
     }
@@ -42,6 +43,8 @@ impl Guest {
             root: self.root_bytes(),
             from: bytes(from),
             to: bytes(to),
+            parents: false,
+            user: String::new(),
         }))
         .await
     }
@@ -430,6 +433,7 @@ fn a_cancelled_write_leaves_nothing() {
                 path: bytes(path),
                 append: false,
                 mode: 0,
+                user: String::new(),
             };
             let mut end = guest.call(Call::WriteFile(request)).await;
             end.inputs.send(Input::Data(bytes("half"))).await.unwrap();
@@ -457,7 +461,7 @@ fn a_cancelled_write_leaves_nothing() {
 }
 
 #[test]
-fn a_full_disk_is_told_and_leaves_nothing() {
+fn a_full_disk_is_reported_and_leaves_nothing() {
     with_guest(async |guest| {
         let disk = guest.root.join("disk");
         std::fs::create_dir(&disk).unwrap();
@@ -518,6 +522,15 @@ fn listing() {
             .await
             .unwrap();
         assert_eq!((exact.len(), truncated), (1001, false));
+        let (shallow, truncated) = guest
+            .list(ListFiles {
+                recursive: true,
+                depth: 1,
+                ..ListFiles::default()
+            })
+            .await
+            .unwrap();
+        assert_eq!((shallow.len(), truncated), (1001, false));
         let since = ListFiles {
             since_unix_s: 4_000_000_000,
             recursive: true,

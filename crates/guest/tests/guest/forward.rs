@@ -1,4 +1,4 @@
-//! Connections to services.
+//! TCP forwarding to services in the sandbox.
 
 use crate::support::{Guest, with_guest};
 use bytes::Bytes;
@@ -40,7 +40,7 @@ fn bytes_go_both_ways_and_each_way_ends_by_itself() {
         let mut asked = String::new();
         service.read_to_string(&mut asked).await.unwrap();
         assert_eq!(asked, "question");
-        // The answer comes after the end of the question.
+        // The answer comes after end of file of the question.
         service.write_all(b"answer").await.unwrap();
         drop(service);
         assert_eq!(
@@ -116,7 +116,7 @@ fn a_host_that_closes_ends_it_also_when_the_service_reads_nothing() {
     with_guest(async |guest| {
         let (mut service, mut end) = connected(&guest).await;
         let chunk = Bytes::from(vec![7; 100_000]);
-        // Until nobody takes any more.
+        // Until the buffers are full.
         let fill = async {
             loop {
                 send(&mut end, chunk.clone()).await;
@@ -132,7 +132,7 @@ fn a_host_that_closes_ends_it_also_when_the_service_reads_nothing() {
 }
 
 #[test]
-fn only_loopback_and_only_who_listens() {
+fn only_loopback_and_only_ports_with_a_listener() {
     with_guest(async |guest| {
         let unused = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = unused.local_addr().unwrap().port().into();

@@ -1,4 +1,4 @@
-//! Runs that outlive their connections.
+//! Background runs, which outlive their connections.
 
 use crate::support::{
     Guest, Ran, finish, marker, processes_with, sh, wait_for_processes, with_guest,
@@ -12,7 +12,7 @@ async fn start(guest: &Guest, id: &str, exec: Exec) -> Result<i32, proto::Error>
         id: id.to_owned(),
         exec: Some(exec),
     };
-    // The connection ends here, the run does not.
+    // The connection is closed here, the run goes on.
     let mut end = guest.call(Call::StartRun(request)).await;
     match end.replies.next().await.unwrap() {
         Reply::Started(started) => Ok(started.pid),
@@ -45,7 +45,7 @@ fn a_run_goes_on_without_its_connection_and_is_kept() {
     with_guest(async |guest| {
         let pid = start(&guest, "a", sh("echo one; sleep 0.3; echo two >&2; exit 7")).await;
         let pid = pid.unwrap();
-        // Who comes and goes changes nothing, and everybody reads from the beginning.
+        // Detaching changes nothing, and every reader starts at the beginning.
         drop(guest.call(attach_call("a", false)).await);
         let mut so_far = guest.call(attach_call("a", true)).await;
         let mut said = Vec::new();
@@ -82,7 +82,7 @@ fn ending_a_run_ends_all_it_started() {
         let ran = attach(&guest, "a").await.unwrap();
         assert_eq!((ran.exited.exit_code, ran.exited.signal), (137, 9));
         assert_eq!(ran.stdout, b"here\n");
-        // Again, and forgetting one that runs, is fine too.
+        // Both calls are idempotent, and a running one can be forgotten.
         end(&guest, "a").await.unwrap();
         start(&guest, "b", sh(&format!("sleep {marker}")))
             .await

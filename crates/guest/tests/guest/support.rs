@@ -1,4 +1,4 @@
-//! A guest in this process, and a host that calls it.
+//! A guest in this process, and a host that makes calls.
 
 use bytes::Bytes;
 use k8e_wire::HostEnd;
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixListener;
 
-/// No call of a test takes longer than this.
+/// Timeout of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A guest and a directory for its files.
+/// A guest and a temporary directory for its files.
 pub(crate) struct Guest {
     socket: PathBuf,
     /// The root of file calls.
@@ -21,7 +21,7 @@ pub(crate) struct Guest {
     _dir: tempfile::TempDir,
 }
 
-/// What a command did.
+/// Result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) pid: i32,
@@ -34,13 +34,17 @@ pub(crate) struct Ran {
 pub(crate) fn with_guest(test: impl AsyncFnOnce(Guest)) {
     with_listener(async |listener, guest| {
         let listener = UnixListener::from_std(listener).unwrap();
-        let serve = tokio::spawn(k8e_guest::serve(listener, k8e_guest::Config::default()));
+        let serve = tokio::spawn(k8e_guest::serve(
+            listener,
+            None,
+            k8e_guest::Config::default(),
+        ));
         test(guest).await;
         serve.abort();
     });
 }
 
-/// Runs a test that brings the guest of its own.
+/// Runs a test that starts the guest itself.
 pub(crate) fn with_listener(test: impl AsyncFnOnce(std::os::unix::net::UnixListener, Guest)) {
     assert!(
         rustix::process::geteuid().is_root(),
@@ -84,7 +88,7 @@ pub(crate) fn argv(args: &[&str]) -> Exec {
     }
 }
 
-/// An argument for `sleep` that no other test uses.
+/// An argument for `sleep` that is unique to a test.
 pub(crate) fn marker() -> String {
     use std::hash::{BuildHasher as _, Hasher as _};
     format!(
@@ -108,7 +112,7 @@ pub(crate) fn processes_with(marker: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Waits until there are as many.
+/// Waits until there are so many.
 pub(crate) async fn wait_for_processes(marker: &str, count: usize) {
     for _ in 0..1000 {
         if processes_with(marker).len() == count {
@@ -195,6 +199,7 @@ impl Guest {
             path,
             append,
             mode,
+            user: String::new(),
         };
         let mut end = self.call(Call::WriteFile(request)).await;
         for chunk in data.chunks(k8e_wire::CHUNK_BYTES) {
@@ -215,7 +220,7 @@ impl Guest {
         }
     }
 
-    /// Entries, and whether some were left out.
+    /// Entries, and the flag for a truncated list.
     pub(crate) async fn list(
         &self,
         request: proto::ListFiles,

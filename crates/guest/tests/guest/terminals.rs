@@ -1,4 +1,4 @@
-//! Terminals.
+//! Pseudo-terminals: attach, input, resize, foreground process group, end.
 
 use crate::support::{Guest, argv, marker, processes_with, wait_for_processes, with_guest};
 use bytes::Bytes;
@@ -17,7 +17,7 @@ struct Terminal<'a> {
     pid: i32,
 }
 
-/// Somebody who reads one.
+/// An attached reader.
 struct Reader {
     end: HostEnd,
     said: Vec<u8>,
@@ -42,7 +42,7 @@ async fn create<'a>(guest: &'a Guest, id: &str, exec: Exec) -> Result<Terminal<'
     }
 }
 
-/// An interactive shell that says only what it is asked to.
+/// An interactive shell with a fixed prompt and no startup files.
 async fn shell<'a>(guest: &'a Guest, id: &str) -> Terminal<'a> {
     let exec = argv(&["bash", "--norc", "--noprofile", "-i"]);
     let exec = Exec {
@@ -116,7 +116,7 @@ impl Terminal<'_> {
         assert!(matches!(done, Ok(Reply::Done(_))), "{done:?}");
     }
 
-    /// Waits until it is as wanted.
+    /// Waits until its state is as wanted.
     async fn until(&self, wanted: impl Fn(&TerminalState) -> bool) -> TerminalState {
         loop {
             let state = self.inspect().await;
@@ -128,7 +128,7 @@ impl Terminal<'_> {
     }
 
     /// Waits until that program is in the foreground. The shell's child is there before it has
-    /// become the program, and what interrupts it then is forgotten.
+    /// executed the program, and a signal to it then is lost.
     async fn until_runs(&self, program: &str) -> TerminalState {
         let name = |group: i32| std::fs::read_to_string(format!("/proc/{group}/comm"));
         self.until(|state| name(state.foreground).is_ok_and(|name| name.trim() == program))
@@ -137,9 +137,9 @@ impl Terminal<'_> {
 }
 
 impl Reader {
-    /// Reads until it said that; what was said before and it is taken away.
+    /// Reads until that output; removes everything up to its end.
     async fn until(&mut self, text: &str) -> String {
-        // Who searches everything again with each piece reads too slowly.
+        // Searches only new output: a slow reader would be cut off.
         let mut searched = 0;
         loop {
             let at = self.said[searched..]
@@ -158,7 +158,7 @@ impl Reader {
         }
     }
 
-    /// False at the end.
+    /// False at end of file.
     async fn next(&mut self) -> bool {
         match self.end.replies.next().await.unwrap() {
             Reply::Data(data) => self.said.extend_from_slice(&data),
@@ -195,7 +195,7 @@ fn a_shell_at_a_terminal() {
         reader.until("40 132\r\n").await;
         let state = terminal.inspect().await;
         assert_eq!((state.rows, state.cols), (40, 132));
-        // What comes in and goes out is bytes.
+        // Input and output are bytes, not text.
         terminal
             .write("printf '\\377\\001x%s\\n' 'ü'\n".as_bytes())
             .await;
@@ -208,7 +208,7 @@ fn a_shell_at_a_terminal() {
         }
         terminal.write(b"exit 7\n").await;
         assert_eq!(reader.exited().await, (7, 0));
-        // Who comes late reads the end of it, and how it ended.
+        // A late reader gets the end of the output, and the exit status.
         let mut late = terminal.attach().await;
         assert_eq!(late.exited().await, (7, 0));
         assert!(late.said.ends_with(b"exit\r\n"), "{:?}", late.said);
@@ -255,7 +255,7 @@ fn the_foreground_is_known_and_gets_signals() {
         let signalled = terminal.signal(libc::SIGINT).await.unwrap();
         assert_eq!(signalled.foreground, state.foreground);
         reader.until("ready> ").await;
-        // Typed, it is the same.
+        // As a character in the input it has the same effect.
         terminal.write(b"sleep 60\n").await;
         terminal.until_runs("sleep").await;
         terminal.write(b"\x03").await;
@@ -304,7 +304,7 @@ fn ending_asks_and_then_kills_all_it_started() {
             .await;
         assert_eq!(gone.unwrap_err().code(), ErrorCode::NotFound);
 
-        // A shell that does as it is asked is not waited for.
+        // A shell that exits on SIGHUP ends before the grace period does.
         let terminal = shell(&guest, "u").await;
         let mut reader = terminal.attach().await;
         reader.until("ready> ").await;
@@ -312,7 +312,7 @@ fn ending_asks_and_then_kills_all_it_started() {
         terminal.end(10_000).await;
         assert!(begun.elapsed() < Duration::from_secs(4));
         reader.exited().await;
-        // One that says how it wants to end does.
+        // A program that handles SIGTERM exits with its own status.
         let exec = argv(&[
             "bash",
             "-c",
@@ -327,7 +327,7 @@ fn ending_asks_and_then_kills_all_it_started() {
 }
 
 #[test]
-fn the_end_of_what_was_said_is_read_by_all_who_come() {
+fn late_readers_get_the_end_of_the_output() {
     with_guest(async |guest| {
         let exec = argv(&["sh", "-c", "seq 1 40000; echo over; sleep 60"]);
         let terminal = create(&guest, "t", exec).await.unwrap();
@@ -344,7 +344,7 @@ fn the_end_of_what_was_said_is_read_by_all_who_come() {
 }
 
 #[test]
-fn readers_miss_nothing_and_who_does_not_read_is_cut_off() {
+fn readers_miss_nothing_and_stalled_ones_are_cut_off() {
     with_guest(async |guest| {
         let go = argv(&["sh", "-c", "read go; seq 1 300000; echo over"]);
         let terminal = create(&guest, "t", go).await.unwrap();
@@ -435,7 +435,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
         };
         let refused = guest.one(Call::CreateTerminal(request)).await;
         assert_eq!(refused.unwrap_err().code(), ErrorCode::Invalid);
-        // The name is free.
+        // The id can be used again.
         let terminal = create(&guest, "t", argv(&["sleep", "60"])).await.unwrap();
         assert_eq!(code("t", argv(&["true"])).await, ErrorCode::Exists);
         terminal.end(0).await;

@@ -1,4 +1,4 @@
-//! The flags of `k8e server`, and what they come to.
+//! Command-line flags of `k8e server`, and the configuration of engine, gateway and egress made from them.
 
 use super::egress::{Egress, EgressArgs};
 use super::error::Error;
@@ -7,40 +7,46 @@ use clap::Args;
 use k8e_cli::Globals;
 use k8e_cli::units::{self, Span};
 use k8e_driver::{DiskRate, Platform};
-use k8e_gateway::{BaseUrl, Expose, Rate, RateLimits, TLS_CHECK_EVERY, Tcp};
+use k8e_gateway::{BaseUrl, E2b, Expose, Rate, RateLimits, TLS_CHECK_EVERY, Tcp};
+use k8e_image::RegistryPolicy;
 use k8e_model::{Lifetime, Limits, PoolSize, RuntimeKind};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// K8E's port, on loopback: who wants more says so.
+/// Default of --listen: the port of `sandbox.v1`, on loopback only.
 const LISTEN_DEFAULT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
 
-/// The port after it, for visitors of exposed services.
+/// Default of --expose-listen: HTTP clients of exposed services, on loopback only.
 const EXPOSE_LISTEN_DEFAULT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50052);
 
-/// One for who comes next and one for who comes right after. --pool-max can make it less.
+/// Default of --e2b-listen: E2B's clients on this machine.
+const E2B_LISTEN_DEFAULT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 3676);
+
+/// Default of --pool-min: two creates in a row are served without a launch. A lower --pool-max lowers it.
 const POOL_MIN_DEFAULT: u32 = 2;
 
-/// In the data directory: certificates and their keys.
+/// Subdirectory of the data directory with the certificate authority, the server's certificate and their keys.
 pub(super) const TLS: &str = "tls";
 
-/// In the data directory: where `sandbox.v1` clients on this machine look for the authority.
+/// Subdirectory of the data directory where `sandbox.v1` clients on this machine look for the CA certificate.
 pub(super) const TLS_LINKS: &str = "server/tls";
 
-/// Whose members may use the socket.
+/// Unix group whose members may connect to the socket.
 const SOCKET_GROUP: &str = "k8e";
 
 /// What `k8e server --help` begins with.
 pub(crate) const LONG_ABOUT: &str = "\
 Serve sandboxes on this machine. Needs root.
 
-Clients on this machine use the socket in the data directory: root, and members of the group `k8e`.
-Clients over TLS, on this machine too, use an API key (`k8e apikey create`), or a certificate of the
-server's own authority that they got for one (`k8e login`). --metrics-listen shows /metrics, /healthz and /readyz to anybody who can
-connect there, and nothing of a client's. Sandboxes outlive the server: after a restart it finds them again.";
+Root and members of the group `k8e` connect to the Unix socket in the data directory. Clients over
+TLS, on this machine too, authenticate with an API key (`k8e apikey create`) or with a client
+certificate that `k8e login` gets for one. --metrics-listen serves /metrics, /healthz and /readyz
+without authentication; they contain no data of clients. Sandboxes keep running when the server
+stops; the next server adopts them.";
 
 /// Arguments of `k8e server`.
 #[derive(Args, Debug)]
@@ -52,45 +58,56 @@ Examples:
   k8e server --allowed-hosts @python,@github --denied-hosts '*.internal.example'
   k8e server --hardened --allow-host-template")]
 pub(crate) struct ServerArgs {
-    /// The socket [default: k8e.sock in the data directory]
+    /// Path of the Unix socket that clients on this machine connect to [default: k8e.sock in --data-dir]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Offer only what is safe by default: a session that asks for no hosts reaches nothing (as with
-    /// --allowed-hosts none), loopback is not trusted, and no sandbox is made from the template `host`. This version has no
-    /// other template, so a hardened server makes sandboxes only with --allow-host-template
+    /// Use the strictest defaults, for servers whose clients do not trust each other: no egress unless a session
+    /// asks for it (as with --allowed-hosts none), no --trust-loopback, and no sandboxes from the template `host`.
+    /// Sessions then need a template of an image (`k8e template create`), or --allow-host-template
     #[arg(long)]
     hardened: bool,
 
-    /// With --hardened, make sandboxes from the template `host` all the same: everything under this
-    /// machine's /usr and /opt can be read in them, so keep no secrets there
+    /// With --hardened, allow sandboxes from the template `host`: everything under this machine's /usr and /opt
+    /// can be read in them, so set it only where those hold no secrets
     #[arg(long, requires = "hardened")]
     allow_host_template: bool,
 
-    /// Where to listen for TLS, or none [default: 127.0.0.1:50051]
+    /// TCP address of the gRPC API (TLS), or none; 0.0.0.0:50051 lets other machines connect [default: 127.0.0.1:50051]
     #[arg(long, value_name = "ADDRESS", value_parser = listen)]
     listen: Option<Listen>,
 
-    /// Let root and members of the group k8e in over TLS on loopback without key or certificate, by the uid that the kernel
-    /// says owns their socket: for clients that can use neither those nor the Unix socket. A program of theirs that passes on
-    /// what others send lets those in as well [default: off]
+    /// Authenticate TLS clients on loopback by the uid of their socket: root and members of the group k8e need no API
+    /// key or certificate. Only for clients that can use neither those nor the Unix socket: a proxy that one of these
+    /// users runs lets everybody in that can connect to it [default: off]
     #[arg(long, conflicts_with = "hardened")]
     trust_loopback: bool,
 
-    /// Where to show metrics and health over HTTP, to anybody who can connect [default: nowhere]
+    /// Address of the admin HTTP server (metrics, health and readiness probes; no authentication) [default: none]
     #[arg(long, value_name = "ADDRESS", value_parser = metrics_listen)]
     metrics_listen: Option<SocketAddr>,
 
-    /// Where visitors of exposed services come in over HTTP, or none [default: 127.0.0.1:50052]
+    /// Address of the HTTP server that forwards to services of `k8e sandbox expose`, or none [default: 127.0.0.1:50052]
     #[arg(long, value_name = "ADDRESS", value_parser = listen)]
     expose_listen: Option<Listen>,
 
-    /// What URLs of exposed services begin with, when a proxy is in front; `https://*.sandboxes.example` gives each service a
-    /// host name, and so an origin, of its own [default: http:// and the address]
+    /// Base URL of exposed services, when a reverse proxy is in front of --expose-listen; with a wildcard as in
+    /// https://*.sandboxes.example each service gets its own host name, and so its own browser origin [default: http://
+    /// and the address of --expose-listen]
     #[arg(long, env = "K8E_SANDBOX_EXPOSE_BASE_URL", value_name = "URL", value_parser = base_url)]
     expose_base_url: Option<Base>,
 
-    /// A name that others have for this machine, for the server's certificate; may be repeated
+    /// Address of the E2B API for E2B's clients (plain HTTP, authenticated by API key), or none; docs/e2b.md has their
+    /// settings [default: 127.0.0.1:3676]
+    #[arg(long, value_name = "ADDRESS", value_parser = listen)]
+    e2b_listen: Option<Listen>,
+
+    /// Domain below which ports of sandboxes have host names for E2B's clients, as PORT-SANDBOX.DOMAIN, with a port
+    /// if it is not that of the scheme [default: localhost and the port of --e2b-listen]
+    #[arg(long, value_name = "DOMAIN")]
+    e2b_domain: Option<String>,
+
+    /// DNS name or IP address to add to the server's certificate, for clients that connect by it; may be repeated
     #[arg(
         long,
         env = "K8E_SANDBOX_ADVERTISED_HOSTNAME",
@@ -99,111 +116,168 @@ pub(crate) struct ServerArgs {
     )]
     advertise_hostname: Vec<String>,
 
-    /// Calls a second that one holder of a key or certificate may make that change something; twice
-    /// as many at once
+    /// Rate limit for calls that change something: calls per second and principal (API key or certificate), with a burst
+    /// of twice as many; more is answered with RESOURCE_EXHAUSTED
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_writes_per_second: u32,
 
-    /// Calls a second that one holder may make that only look; twice as many at once
+    /// Rate limit for read-only calls: calls per second and principal, with a burst of twice as many
     #[arg(long, default_value_t = 500, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_reads_per_second: u32,
 
-    /// Runtime of a session that asks for none [default: gvisor where runsc is installed, else native]
+    /// Default runtime (when the request sets none): gvisor or native [default: gvisor where runsc is installed, else native]
     #[arg(long, value_name = "NAME")]
     default_runtime: Option<RuntimeKind>,
 
-    /// How gVisor gets hold of system calls: systrap, kvm or ptrace
+    /// Platform of gVisor, which intercepts system calls: systrap, kvm (faster where /dev/kvm works) or ptrace (old kernels)
     #[arg(long, default_value = "systrap", value_name = "NAME")]
     gvisor_platform: Platform,
 
-    /// Where gVisor does not work, give sandbox.v1 clients that ask for it the default runtime: some
-    /// ask for nothing else. Their sandboxes then share this machine's kernel
+    /// The runsc program for gVisor sandboxes [default: the first of /usr/local/lib/k8e, /usr/lib/k8e, /usr/local/sbin,
+    /// /usr/local/bin, /usr/sbin, /usr/bin]. Set it to use a newer one: saving paused sessions to disk needs one of 2025 or
+    /// later, see `k8e check-config`
+    #[arg(long, value_name = "PATH")]
+    runsc: Option<PathBuf>,
+
+    /// Where gVisor does not work, give `sandbox.v1` clients that request it the default runtime instead of an error, for
+    /// clients that always request gvisor. Weaker isolation: their sandboxes then share this machine's kernel
     #[arg(long)]
     gvisor_fallback: bool,
 
-    /// Memory of a sandbox that does not say
+    /// A registry, as HOST or HOST:PORT, that images are fetched from by plain HTTP, also at an address of this machine or of a
+    /// private network; may be repeated
+    #[arg(
+        long,
+        value_name = "HOST",
+        value_delimiter = ',',
+        help_heading = "Images"
+    )]
+    registry_insecure: Vec<String>,
+
+    /// A registry, as HOST or HOST:PORT, that may be at an address of this machine or of a private network; others must be at public
+    /// ones. May be repeated
+    #[arg(
+        long,
+        value_name = "HOST",
+        value_delimiter = ',',
+        help_heading = "Images"
+    )]
+    registry_private: Vec<String>,
+
+    /// A mirror of Docker Hub, as HOST or HOST:PORT, that is asked before it; may be repeated
+    #[arg(
+        long,
+        value_name = "HOST",
+        value_delimiter = ',',
+        help_heading = "Images"
+    )]
+    registry_mirror: Vec<String>,
+
+    /// Disk space that the images of all templates may take
+    #[arg(long, default_value = "64GiB", value_name = "SIZE", value_parser = units::size, help_heading = "Images")]
+    templates_disk: u64,
+
+    /// Limit for snapshots of one owner
+    #[arg(
+        long,
+        default_value_t = 1000,
+        value_name = "N",
+        help_heading = "Snapshots"
+    )]
+    max_snapshots_per_owner: u32,
+
+    /// Disk space that the snapshots of one owner may take; what they share counts once
+    #[arg(long, default_value = "32GiB", value_name = "SIZE", value_parser = units::size, help_heading = "Snapshots")]
+    snapshot_disk_per_owner: u64,
+
+    /// Disk space that the snapshots of one tenant may take, each counted as if it shared nothing [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Snapshots")]
+    snapshot_disk_per_tenant: Option<u64>,
+
+    /// Default memory limit of a sandbox (when the request sets none), in bytes or as 512MiB
     #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = units::size)]
     default_memory: u64,
 
-    /// CPUs of a sandbox that does not say
+    /// Default CPU limit of a sandbox (when the request sets none), as 0.5 or 2
     #[arg(long, default_value = "1", value_name = "N", value_parser = units::cpus)]
     default_cpus: u32,
 
-    /// Processes and threads of a sandbox that does not say
+    /// Default limit for processes and threads in a sandbox (when the request sets none)
     #[arg(long, default_value_t = 256, value_name = "N")]
     default_pids: u32,
 
-    /// Disk space of a sandbox that does not say
+    /// Default disk limit of a sandbox (when the request sets none), in bytes or as 4GiB
     #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = units::size)]
     default_disk: u64,
 
-    /// Memory that a sandbox may ask for [default: this machine's]
+    /// Largest memory limit that a request may set, in bytes or as 8GiB [default: this machine's memory]
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     max_memory: Option<u64>,
 
-    /// CPUs that a sandbox may ask for [default: this machine's]
+    /// Largest CPU limit that a request may set [default: the number of this machine's CPUs]
     #[arg(long, value_name = "N", value_parser = units::cpus)]
     max_cpus: Option<u32>,
 
-    /// Processes and threads that a sandbox may ask for
+    /// Largest limit for processes and threads that a request may set
     #[arg(long, default_value_t = 4096, value_name = "N")]
     max_pids: u32,
 
-    /// Disk space that a sandbox may ask for
+    /// Largest disk limit that a request may set, in bytes or as 64GiB
     #[arg(long, default_value = "64GiB", value_name = "SIZE", value_parser = units::size)]
     max_disk: u64,
 
-    /// Keep what sandboxes write in memory: quicker to make, and counted against their memory
+    /// Keep the writable layers of sandboxes in memory instead of disk images: faster to create, but counted against their
+    /// memory limit
     #[arg(long)]
     memory_disks: bool,
 
-    /// Operations a second that one sandbox may do on a disk, reads and writes each; less where disks
-    /// are slow and sandboxes get in each other's way
+    /// Disk I/O limit of each sandbox in operations per second, for reads and for writes; lower it where sandboxes slow
+    /// each other down
     #[arg(long, default_value_t = DiskRate::default().operations, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     disk_iops: u64,
 
-    /// Bytes a second that one sandbox may read from a disk, and write to it, as 100MiB; less where
-    /// disks are slow and sandboxes get in each other's way
+    /// Disk I/O limit of each sandbox in bytes per second (100MiB), for reads and for writes; lower it where sandboxes
+    /// slow each other down
     #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = disk_bandwidth)]
     disk_bandwidth: u64,
 
-    /// How long a session lives that does not say
+    /// Default TTL of a session (when the request sets none), as 2h, or never
     #[arg(long, default_value = "never", value_name = "TIME", value_parser = units::span)]
     default_ttl: Span,
 
-    /// How long a session lives unused that does not say
+    /// Default idle timeout (when the request sets none): a session that is not used for so long is destroyed; 10m, or never
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = units::span)]
     default_idle_timeout: Span,
 
-    /// How long a run may take that does not say
+    /// Default timeout of a run (when the request sets none), as 30s or 10m; the command is killed then
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = finite)]
     run_timeout: Duration,
 
-    /// Sessions that may be alive at once
+    /// Limit for live sessions on this server
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     max_sessions: u32,
 
-    /// Sessions that one owner may have alive at once [default: all]
+    /// Limit for live sessions of one owner (principal) [default: --max-sessions]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     max_sessions_per_owner: Option<u32>,
 
-    /// Sessions that one tenant may have alive at once, whoever owns them [default: all]
+    /// Limit for live sessions of one tenant, of all its owners together [default: --max-sessions]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     max_sessions_per_tenant: Option<u32>,
 
-    /// Background runs that may be under way at once in a session; those that are over do not count
+    /// Limit for background runs in progress in one session; ended ones do not count
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=50))]
     max_background_runs: u32,
 
-    /// Sandboxes that are kept ready for sessions to come, for each runtime [default: 2]
+    /// Warm pool: sandboxes kept ready for each runtime, so that creating a session needs no launch [default: 2]
     #[arg(long, value_name = "N")]
     pool_min: Option<u32>,
 
-    /// Sandboxes that are kept ready when many are asked for; 0 keeps none
+    /// Warm pool: largest size for each runtime when many sessions are created; 0 turns the pool off
     #[arg(long, default_value_t = 16, value_name = "N")]
     pool_max: u32,
 
-    /// What to log, as in `info` or `k8e_engine=debug`
+    /// Log filter (tracing's EnvFilter): a level as info or debug, or levels for modules as in k8e_engine=debug
     #[arg(
         long,
         default_value = "info,rustls=error",
@@ -212,7 +286,7 @@ pub(crate) struct ServerArgs {
     )]
     pub(super) log: String,
 
-    /// Leave the terminal of whoever started us
+    /// Start a new process session, without the terminal of the client that auto-started this server
     #[arg(long, hide = true)]
     pub(super) detached: bool,
 
@@ -220,12 +294,13 @@ pub(crate) struct ServerArgs {
     egress: EgressArgs,
 }
 
-/// What the parts are built from.
+/// Configuration of the server's parts.
 pub(super) struct Config {
     pub(super) memory_disks: bool,
     pub(super) disk_rate: DiskRate,
     pub(super) default_runtime: Option<RuntimeKind>,
     pub(super) gvisor_platform: Platform,
+    pub(super) runsc: Option<PathBuf>,
     pub(super) metrics_listen: Option<SocketAddr>,
     pub(super) engine: k8e_engine::Config,
     pub(super) gateway: k8e_gateway::Config,
@@ -238,7 +313,7 @@ enum Listen {
     On(SocketAddr),
 }
 
-/// None for an empty variable, which is how people unset one.
+/// A base URL; `None` for an empty environment variable, which counts as unset.
 #[derive(Clone, Debug)]
 struct Base(Option<BaseUrl>);
 
@@ -265,10 +340,16 @@ impl ServerArgs {
             trust_loopback: self.trust_loopback,
         };
         let egress = self.egress.config(self.hardened)?;
+        let registries = RegistryPolicy::new(
+            names(self.registry_insecure),
+            names(self.registry_private),
+            names(self.registry_mirror),
+        );
+        let registries = registries.map_err(Error::Registries)?;
         let host_template = !self.hardened || self.allow_host_template;
         if !host_template {
             tracing::warn!(
-                "--hardened without --allow-host-template: this version has no template but `host`, so no session can be made"
+                "--hardened without --allow-host-template: sessions need a template of an image (`k8e template create`)"
             );
         }
         let tcp = match self.listen {
@@ -286,6 +367,16 @@ impl ServerArgs {
             Some(Listen::On(address)) => Some(expose(address, true)),
             Some(Listen::None) => None,
         };
+        let e2b = |address, required| E2b {
+            address,
+            required,
+            domain: self.e2b_domain.clone(),
+        };
+        let e2b = match self.e2b_listen {
+            None => Some(e2b(E2B_LISTEN_DEFAULT, false)),
+            Some(Listen::On(address)) => Some(e2b(address, true)),
+            Some(Listen::None) => None,
+        };
         Ok(Config {
             memory_disks: self.memory_disks,
             disk_rate: DiskRate {
@@ -294,6 +385,7 @@ impl ServerArgs {
             },
             default_runtime: self.default_runtime,
             gvisor_platform: self.gvisor_platform,
+            runsc: self.runsc,
             metrics_listen: self.metrics_listen,
             engine: k8e_engine::Config {
                 limits,
@@ -311,6 +403,11 @@ impl ServerArgs {
                 background_runs_per_session_max: count(self.max_background_runs),
                 run_timeout: self.run_timeout,
                 egress_default: egress.allowed.clone(),
+                registries,
+                templates_bytes_max: self.templates_disk,
+                snapshots_per_owner_max: count(self.max_snapshots_per_owner),
+                snapshot_bytes_per_owner_max: self.snapshot_disk_per_owner,
+                snapshot_bytes_per_tenant_max: self.snapshot_disk_per_tenant.unwrap_or(u64::MAX),
                 gvisor_fallback: self.gvisor_fallback,
                 ..Default::default()
             },
@@ -330,6 +427,7 @@ impl ServerArgs {
                 },
                 admin: None,
                 expose,
+                e2b,
             },
             egress,
         })
@@ -337,7 +435,7 @@ impl ServerArgs {
 }
 
 impl ServerArgs {
-    /// What any sandbox may ask for. A default above it raises it: an operator meant that too.
+    /// Largest limits that a request may set. A default limit above it raises it.
     fn limits_max(&self) -> Limits {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let cpus = u32::try_from(cpus * 1000).unwrap_or(u32::MAX);
@@ -353,15 +451,16 @@ impl ServerArgs {
     }
 }
 
-/// An empty variable is how people unset one.
+/// Without empty names: an empty environment variable counts as unset.
 fn names(given: Vec<String>) -> Vec<String> {
     given.into_iter().filter(|name| !name.is_empty()).collect()
 }
 
 fn rate(per_second: u32) -> Rate {
+    let per_second = u64::from(per_second);
     Rate {
         per_second,
-        burst: per_second.saturating_mul(2),
+        burst: 2 * per_second,
     }
 }
 
@@ -393,15 +492,18 @@ fn metrics_listen(text: &str) -> Result<SocketAddr, String> {
 }
 
 fn finite(text: &str) -> Result<Duration, String> {
-    let missing =
-        || "a run must end some time: write 30s or 10m; a single run may ask for none".to_owned();
+    let missing = || {
+        "the default timeout of runs cannot be never: write 30s or 10m; a single run may set no timeout".to_owned()
+    };
     units::span(text)?.into_option().ok_or_else(missing)
 }
 
-/// Below a page a second nothing would ever come back.
+/// Below a page per second no read would ever complete.
 fn disk_bandwidth(text: &str) -> Result<u64, String> {
     match units::size(text)? {
-        0..4096 => Err("a sandbox needs at least 4KiB a second".to_owned()),
+        0..4096 => {
+            Err("the disk bandwidth of a sandbox must be at least 4KiB per second".to_owned())
+        }
         bytes => Ok(bytes),
     }
 }

@@ -1,7 +1,6 @@
-//! The data directory: there, writable, and closed to every user but root.
+//! The data directory: created if missing, and its owner and permissions checked.
 //!
-//! Keys, the database and disk images are in it, so one that another user owns, or could write to,
-//! is refused rather than used.
+//! It holds keys, the database and disk images, so a directory that another user owns or can write to is refused.
 
 use super::args;
 use super::error::Error;
@@ -13,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-/// In the data directory: what the store keeps.
+/// Subdirectory of the data directory with the files of the store, and their names.
 const STORE: &str = "store";
 const STORE_FILES: [&str; 5] = [
     "k8e.db",
@@ -23,21 +22,21 @@ const STORE_FILES: [&str; 5] = [
     "secrets.key",
 ];
 
-/// Root alone; and with the group passing through to the socket.
+/// Mode of the data directory: root only, or passable for the group that may connect to the socket.
 const MODE: u32 = 0o700;
 const MODE_WITH_GROUP: u32 = 0o710;
 
-/// What others than the owner can write to.
+/// Write permissions of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// A directory that we can write, and nobody else.
+/// A data directory that only root can write.
 pub(super) struct DataDir(PathBuf);
 
 // === impl DataDir ===
 
 impl DataDir {
-    /// Makes it when it is missing. Members of the socket's group may pass through it, no more. One
-    /// that is there gets that mode, or is refused where that would not make it safe.
+    /// Creates it if it is missing. An existing one gets the same mode (members of the socket's group may pass through, no
+    /// more), or is refused where that would not make it safe.
     pub(super) fn prepare(path: &Path) -> Result<Self, Error> {
         // Without a slash at the end, which would follow a symbolic link.
         let given = Self(path.components().as_path().to_owned());
@@ -47,14 +46,14 @@ impl DataDir {
             ));
         }
         let create = || -> io::Result<(OwnedFd, PathBuf)> {
-            // Those above are ordinary directories: the server, which is not root, passes through.
+            // Parents get the default mode: the server, which is not root, must pass through them.
             if let Some(above) = path.parent() {
                 std::fs::create_dir_all(above)?;
             }
             DirBuilder::new().recursive(true).mode(MODE).create(path)?;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let opened = rustix::fs::open(&given.0, flags, Mode::empty())?;
-            // Absolute from here on: the launcher has another working directory.
+            // Absolute, because the launcher has another working directory.
             Ok((opened, given.0.canonicalize()?))
         };
         let (opened, absolute) = create().map_err(|source| given.failed("make", source))?;
@@ -63,25 +62,25 @@ impl DataDir {
         Ok(dir)
     }
 
-    /// Where the store keeps its files.
+    /// Directory of the store.
     pub(super) fn store(&self) -> PathBuf {
         self.0.join(STORE)
     }
 
-    /// Where certificates and their keys are.
+    /// Directory of certificates and their keys.
     fn tls(&self) -> PathBuf {
         self.0.join(args::TLS)
     }
 
-    /// Everything that the server writes is below one of these.
+    /// The directories that the unprivileged server may write to.
     pub(super) fn servers(&self) -> [PathBuf; 3] {
         let links = self.0.join(args::TLS_LINKS);
         let links = links.parent().map(Path::to_owned).unwrap_or(links);
         [self.store(), self.tls(), links]
     }
 
-    /// Makes what the server writes its own, and lets it, and members of the socket's group, pass
-    /// through this directory. The directory itself stays root's: nothing in it can be replaced.
+    /// Makes the server's user the owner of the directories it writes, and lets it and the socket's group pass through this
+    /// one. The directory itself stays owned by root, so that nothing in it can be replaced.
     pub(super) fn give_to(&self, user: &ServerUser) -> Result<(), Error> {
         self.move_store()
             .map_err(|source| self.failed("move the store in", source))?;
@@ -90,7 +89,7 @@ impl DataDir {
                 .map_err(|source| self.failed("prepare", source))?;
         }
         if args::socket_group().is_some() {
-            // Passes as a member of the group that may use the socket.
+            // The server's user is in that group, which may pass through.
             return Ok(());
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -101,7 +100,7 @@ impl DataDir {
         pass().map_err(|source| self.failed("set the permissions of", source))
     }
 
-    /// Earlier servers kept these in the data directory itself.
+    /// Migrates the layout of earlier versions, which kept the store's files in the data directory itself.
     fn move_store(&self) -> io::Result<()> {
         let store = self.store();
         if store.exists() || !self.0.join("k8e.db").exists() {
@@ -136,21 +135,21 @@ impl DataDir {
         }
     }
 
-    /// Sets owner, group and mode of an open directory, or says why it cannot be ours.
+    /// Checks the owner of an open directory and sets its group and mode, or says why it is not safe to use.
     fn close_to_others(&self, opened: &OwnedFd) -> Result<(), Error> {
         let failed = |errno: rustix::io::Errno| self.failed("read", errno.into());
         let was = rustix::fs::fstat(opened).map_err(failed)?;
         let own = rustix::process::geteuid().as_raw();
         if was.st_uid != own {
             return Err(self.unsafe_because(format!(
-                "it belongs to user {}, who can read and change all that is in it: choose another, or `chown -R root` it after a look inside",
+                "it is owned by uid {}, who can read and change everything in it: choose another, or check its content and `chown -R root` it",
                 was.st_uid
             )));
         }
         if was.st_mode & OTHERS_WRITE != 0 {
             self.refuse_entries_of_others(own)?;
         }
-        // A server that runs on it now must not be shut out before the lock says that it does.
+        // Keeps the group of a server that is running on it: whether one is, the lock says later.
         let servers = Some(was.st_gid).filter(|gid| ServerUser::is_one(*gid));
         let group = args::socket_group().or(servers);
         let mode = group.map_or(MODE, |_| MODE_WITH_GROUP);
@@ -159,13 +158,13 @@ impl DataDir {
         let is = rustix::fs::fstat(opened).map_err(failed)?.st_mode & 0o7777;
         if is != mode {
             return Err(self.unsafe_because(format!(
-                "its mode is {is:04o} and cannot be made {mode:04o}: choose one on a file system that keeps modes"
+                "its mode is {is:04o} and cannot be changed to {mode:04o}: choose a directory on a file system with Unix permissions"
             )));
         }
         let before = was.st_mode & 0o7777;
         if before & 0o077 & !mode != 0 {
             tracing::warn!(
-                "the data directory {} had mode {before:04o}, which let other users in: it has {mode:04o} now",
+                "the data directory {} was open to other users (mode {before:04o}): changed to {mode:04o}",
                 self.0.display()
             );
         }
@@ -180,8 +179,8 @@ impl DataDir {
         Ok(())
     }
 
-    /// What somebody else put into a directory that was open to everybody could be a key or a
-    /// database of theirs.
+    /// Refuses a directory that was writable for others and has an entry of another user: it could be a key or a database
+    /// that an attacker planted.
     fn refuse_entries_of_others(&self, own: u32) -> Result<(), Error> {
         let failed = |source| self.failed("list", source);
         for entry in self.0.read_dir().map_err(failed)? {
@@ -189,7 +188,7 @@ impl DataDir {
             let owner = entry.metadata().map_err(failed)?.uid();
             if owner != own && !ServerUser::is_one(owner) {
                 return Err(self.unsafe_because(format!(
-                    "other users could write to it, and {:?} in it belongs to user {owner}: choose another, or remove what is not root's",
+                    "it was writable for other users, and {:?} in it is owned by uid {owner}: choose another, or remove what root does not own",
                     entry.file_name()
                 )));
             }
@@ -255,20 +254,20 @@ mod tests {
     }
 
     #[test]
-    fn another_users_is_refused() {
+    fn another_users_is_refused_as_root() {
         let (_above, path) = dir(0o700);
         give_to_nobody(&path);
-        refused(&path, "belongs to user 65534");
+        refused(&path, "owned by uid 65534");
         assert_eq!(mode(&path), 0o700, "it is left as it is");
     }
 
     #[test]
-    fn what_others_put_into_an_open_one_is_not_used() {
+    fn what_others_put_into_an_open_one_is_not_used_as_root() {
         let (_above, path) = dir(0o777);
         let planted = path.join("k8e.db");
         symlink("/etc/passwd", &planted).unwrap();
         give_to_nobody(&planted);
-        refused(&path, "\"k8e.db\" in it belongs to user 65534");
+        refused(&path, "\"k8e.db\" in it is owned by uid 65534");
         // In one that was closed, only root can have given a file away.
         chmod(&path, 0o700);
         DataDir::prepare(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The flags of `k8e server` about what sandboxes may reach, and what they come to.
+//! Egress flags of `k8e server` (allow and deny lists, DNS upstreams, bandwidth), and the configuration made from them.
 
 use super::error::Error;
 use clap::Args;
@@ -8,64 +8,64 @@ use k8e_model::{DenyList, EgressPolicy, TenantId};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-/// Where DNS is answered when no port is said.
+/// Port of a --dns-upstream without one.
 const DNS_PORT: u16 = 53;
 
-/// Names whom this machine asks.
+/// Has the DNS resolvers of this machine.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// One part in so many of the descriptors that this process may have open is for connections of
-/// sandboxes. The rest is for clients, and for what each sandbox costs: its agent and its gate.
+/// Egress connections of all sandboxes together get this fraction (1/n) of the process' descriptor limit. The rest is
+/// for API clients and for the sockets that each sandbox needs.
 const DESCRIPTORS_PART: usize = 2;
 
-/// Faster than most machines' network, and an end to what one sandbox can have the server copy.
+/// Default of --egress-bandwidth: faster than most machines' network, and a bound for the relay work of one sandbox.
 const BANDWIDTH_DEFAULT: &str = "1GiB";
 
-/// Slower than this nothing arrives before it is given up: a typo is likelier than a wish.
+/// Smallest --egress-bandwidth: below it every connection times out, so a smaller value is a typo.
 const BANDWIDTH_MIN: u64 = 1024;
 
-/// Flags about what sandboxes may reach.
+/// Egress flags.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Network")]
 pub(super) struct EgressArgs {
-    /// What a session may reach that does not say: hosts, *.hosts, host:port, networks, presets as
-    /// @python; or none, or all (default: @default; with --hardened, none)
+    /// Default egress allow-list (when the request sets none): host names, *.host, host:port, networks, presets as @python;
+    /// or none, or all (default: @default; with --hardened, none)
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     allowed_hosts: Vec<String>,
 
-    /// What no session may reach, whatever it asks for; TENANT=HOST is for that tenant's only
+    /// Egress deny-list, which wins over every allow-list; TENANT=HOST denies it to one tenant only
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     denied_hosts: Vec<String>,
 
-    /// Who resolves names, as IP or IP:PORT; may be repeated [default: this machine's resolv.conf]
+    /// DNS resolver for names that sandboxes look up, as IP or IP:PORT; may be repeated [default: those of /etc/resolv.conf]
     #[arg(long, value_name = "ADDRESS", value_parser = upstream)]
     dns_upstream: Vec<SocketAddr>,
 
-    /// Connections that one session may have open at once
+    /// Limit for open egress connections of one session
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     egress_connections_max: u16,
 
-    /// Bytes a second that one session may send and receive together, as 10MiB; or none, for no limit
+    /// Egress bandwidth of one session in bytes per second, sent and received together, as 10MiB; none for no limit
     #[arg(long, default_value = BANDWIDTH_DEFAULT, value_name = "SIZE", value_parser = bandwidth)]
     egress_bandwidth: Bandwidth,
 }
 
-/// Bytes a second; none is no limit.
+/// Bytes per second; `None` is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bandwidth(Option<u64>);
 
-/// What an operator decides about what sandboxes may reach.
+/// Egress configuration of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Egress {
-    /// Of a session that does not say.
+    /// Default allow-list (when the request sets none).
     pub(super) allowed: EgressPolicy,
-    /// To whom it is denied all the same.
+    /// Deny-lists of the server and of its tenants.
     pub(super) denied: Denied,
-    /// Who resolves names; none is whom this machine asks.
+    /// DNS resolvers; empty for those of this machine.
     pub(super) upstreams: Vec<SocketAddr>,
-    /// Of one session, at once.
+    /// Open connections of one session.
     pub(super) connections_max: usize,
-    /// Of one session, both ways together; none is no limit.
+    /// Bandwidth of one session, both directions together; `None` is no limit.
     pub(super) bytes_per_second: Option<u64>,
 }
 
@@ -110,20 +110,20 @@ impl EgressArgs {
 // === impl Egress ===
 
 impl Egress {
-    /// Finds out whom to ask for names, and says so when there is nobody. As root: the file may be
-    /// a link to anywhere.
+    /// Reads the DNS resolvers of this machine when none are configured, and warns when there are none. Called as root:
+    /// the file may be a link to anywhere.
     pub(super) fn find_upstreams(&mut self) {
         if self.upstreams.is_empty() {
             self.upstreams = resolv_conf(&std::fs::read_to_string(RESOLV_CONF).unwrap_or_default());
         }
         if self.upstreams.is_empty() {
             tracing::warn!(
-                "{RESOLV_CONF} names no resolver: sandboxes will find no host; give --dns-upstream"
+                "{RESOLV_CONF} has no nameserver: sandboxes cannot resolve any name; set --dns-upstream"
             );
         }
     }
 
-    /// Ready to make gates.
+    /// Starts the egress service, which makes a gate for each sandbox.
     pub(super) fn start(self) -> k8e_egress::Egress {
         k8e_egress::Egress::start(k8e_egress::Config {
             upstreams: self.upstreams,
@@ -134,7 +134,7 @@ impl Egress {
     }
 }
 
-/// Whom this machine asks. An address with a zone is of no use to anybody but it.
+/// The nameservers of a `resolv.conf`. Addresses with a zone (`fe80::1%eth0`) are left out.
 fn resolv_conf(text: &str) -> Vec<SocketAddr> {
     let address = |line: &str| {
         let mut words = line.split_whitespace();
@@ -151,7 +151,9 @@ fn upstream(text: &str) -> Result<SocketAddr, String> {
         format!("{text:?} is not an address: write 192.0.2.53, 192.0.2.53:53 or [2001:db8::53]:53")
     })?;
     if address.port() == 0 || address.ip().is_unspecified() {
-        return Err(format!("{text:?} is nobody's address"));
+        return Err(format!(
+            "{text:?} is not the address of a resolver: port 0 and unspecified addresses cannot answer"
+        ));
     }
     Ok(address)
 }
@@ -163,7 +165,7 @@ fn bandwidth(text: &str) -> Result<Bandwidth, String> {
     match units::size(text)? {
         bytes if bytes >= BANDWIDTH_MIN => Ok(Bandwidth(Some(bytes))),
         bytes => Err(format!(
-            "{bytes} bytes a second are too few to be of use: write {BANDWIDTH_MIN} or more, or none for no limit"
+            "{bytes} bytes per second are too few: write {BANDWIDTH_MIN} or more, or none for no limit"
         )),
     }
 }

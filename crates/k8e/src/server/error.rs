@@ -1,9 +1,9 @@
-//! Why the server did not start, or stopped.
+//! Fatal errors of `k8e server`.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why the server did not start, or stopped.
+/// A fatal error of `k8e server`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(
@@ -14,14 +14,18 @@ pub(crate) enum Error {
     NoGuest,
     #[error("--log {filter:?} is not a filter: write info, debug or k8e_engine=debug")]
     Log { filter: String },
-    #[error("the default limits cannot work")]
+    #[error(
+        "the default limits (--default-memory, --default-cpus, --default-pids, --default-disk) are not valid"
+    )]
     Limits(#[source] k8e_model::Error),
     #[error(transparent)]
     Pool(k8e_model::Error),
-    #[error("--allowed-hosts cannot work")]
+    #[error("--allowed-hosts is not valid")]
     AllowedHosts(#[source] k8e_model::Error),
-    #[error("--denied-hosts cannot work")]
+    #[error("--denied-hosts is not valid")]
     DeniedHosts(#[source] k8e_model::Error),
+    #[error("--registry-insecure, --registry-private or --registry-mirror cannot work")]
+    Registries(#[source] k8e_image::ImageError),
     #[error("cannot {operation} the data directory {}: choose one that root can write, with --data-dir", path.display())]
     DataDir {
         operation: &'static str,
@@ -36,7 +40,7 @@ pub(crate) enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("cannot give up root")]
+    #[error("cannot drop root privileges")]
     Confine(#[source] k8e_confine::ConfineError),
     #[error("the data directory {} is not safe to use: {why} (--data-dir)", path.display())]
     UnsafeDataDir { path: PathBuf, why: String },
@@ -49,7 +53,7 @@ pub(crate) enum Error {
         kind: k8e_model::RuntimeKind,
         reason: String,
     },
-    #[error("cannot start the runtime")]
+    #[error("cannot start the async runtime")]
     Runtime(#[source] io::Error),
     #[error("cannot open the store")]
     Store(#[source] k8e_store::StoreError),
@@ -62,7 +66,7 @@ pub(crate) enum Error {
 // === impl Error ===
 
 impl Error {
-    /// With its causes, as one line.
+    /// The error and its causes, as one line.
     pub(crate) fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut next = std::error::Error::source(self);
@@ -76,7 +80,7 @@ impl Error {
             }
             next = cause.source();
         }
-        // Any step can be the one that finds no room, and none knows what to do about it.
+        // Any step can run out of disk space, and only here it is known what to do about it.
         if full {
             text.push_str(": free some space or choose another --data-dir");
         }

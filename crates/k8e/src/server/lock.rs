@@ -1,32 +1,33 @@
-//! One server for one data directory.
+//! File lock (`flock`) of the data directory: one server at a time.
 //!
-//! The lock is held by every process that has its file open: the server, its launcher, and
-//! launches under way. It is free only when all of them are gone, so a new server never works
-//! beside the rest of an old one.
+//! The lock is held by every process that has its file open: the server, its launcher, and launches
+//! in progress. It is free only when all of them have exited, so a new server never works beside
+//! processes of an old one.
 //!
-//! A server that a client started by itself gives way to one that somebody starts: sandboxes outlive it, and
-//! the new one finds them.
+//! An auto-started server gives way to one that was started explicitly: sandboxes keep running, and the new server
+//! adopts them.
 
 use super::data_dir::DataDir;
 use super::error::Error;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use k8e_net::proc_fd::SocketPath;
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What the rest of a killed server needs to go away.
+/// Longest wait until the remaining processes of a killed server have exited.
 const WAIT_FOR_REST: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What a server that gives way needs to end its calls and leave.
+/// Longest wait until an auto-started server that was asked to stop has drained its calls and exited.
 const GIVE_WAY_WITHIN: Duration = Duration::from_secs(30);
 
-/// A flag of servers that clients start, and of no other.
+/// The flag that clients give to a server they auto-start, and that no other server has.
 const AUTOSTARTED: &[u8] = b"--detached";
 
 /// Takes the lock, or says who has it. No server gives way to an auto-started one.
@@ -48,11 +49,13 @@ pub(super) fn take(data_dir: &DataDir, socket: &Path, autostarted: bool) -> Resu
             && let Some(pid) = pid
             && ask_to_leave(&file, pid)
         {
-            tracing::info!("the server that a client started (pid {pid}) gives way to this one");
+            tracing::info!(
+                "the auto-started server (pid {pid}) was asked to stop: this one takes over"
+            );
             gives_way = true;
             deadline = Instant::now() + GIVE_WAY_WITHIN;
         }
-        // A server that answers is no rest.
+        // A server that accepts connections is not the remainder of a killed one.
         if (answers(socket) && !gives_way) || Instant::now() > deadline {
             return Err(Error::Taken {
                 pid,
@@ -65,21 +68,15 @@ pub(super) fn take(data_dir: &DataDir, socket: &Path, autostarted: bool) -> Resu
     Ok(file.into())
 }
 
-/// A socket's address holds 107 bytes; through its directory's descriptor it is always short.
+/// Whether a server accepts connections on this socket.
 fn answers(socket: &Path) -> bool {
-    let (Some(dir), Some(name)) = (socket.parent(), socket.file_name()) else {
-        return false;
-    };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(dir) = rustix::fs::open(dir, flags, Mode::empty()) else {
-        return false;
-    };
-    let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string());
-    UnixStream::connect(short.join(name)).is_ok()
+    SocketPath::new(socket)
+        .and_then(UnixStream::connect)
+        .is_ok()
 }
 
-/// Whether that process is an auto-started server with this lock, and was told to stop. The process is held on
-/// to before it is looked at: another that gets its pid is not signalled.
+/// Sends SIGTERM to that process if it is an auto-started server that holds this lock; whether it did. A pidfd is opened
+/// before anything is checked, so that a process that reuses the pid is not signalled.
 fn ask_to_leave(lock: &File, pid: u32) -> bool {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;

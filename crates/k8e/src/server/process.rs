@@ -1,10 +1,10 @@
-//! What the server asks of its own process before it builds anything.
+//! Process set-up of the server: logging, umask, root check.
 
 use super::args::ServerArgs;
 use super::error::Error;
 use rustix::fs::Mode;
 
-/// Logging, the terminal, and the permissions of what we create.
+/// Starts logging, detaches from the terminal if asked, and sets the umask.
 pub(super) fn set_up(args: &ServerArgs) -> Result<(), Error> {
     if !crate::log::to_stderr(&args.log) {
         return Err(Error::Log {
@@ -12,15 +12,15 @@ pub(super) fn set_up(args: &ServerArgs) -> Result<(), Error> {
         });
     }
     if args.detached {
-        // Fails only when we lead a session already, and that is what we want.
+        // Fails only for a session leader, which needs no new session.
         let _ = rustix::process::setsid();
     }
-    // Whoever started us may have any; what sandboxes see must not depend on it.
+    // Not inherited: the file modes that sandboxes see must not depend on who started the server.
     rustix::process::umask(Mode::from_raw_mode(0o022));
     Ok(())
 }
 
-/// Whether this process can be a server at all.
+/// Checks that this process is root and that the binary contains the guest.
 pub(super) fn check(guest: &[u8]) -> Result<(), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
@@ -31,7 +31,7 @@ pub(super) fn check(guest: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// All of this machine's memory.
+/// Total memory of this machine.
 pub(super) fn machine_memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit))

@@ -1,13 +1,12 @@
-//! The kinds of isolation this server offers, the most wanted first.
+//! The drivers (runtimes) of this server, in the order in which they are preferred.
 
 use super::args::Config;
 use super::error::Error;
 use k8e_driver::{Driver, GvisorDriver, Machine, NativeDriver, Probe};
 use std::sync::Arc;
 
-/// Every driver of this machine. The engine gives the first that is installed to a session that asks for
-/// none: a separate kernel comes before sharing the host's. All are started, also those that do not
-/// work here (any more): they find and remove what an earlier server left.
+/// Starts every driver. The first installed one is the engine's default runtime: gVisor, with its separate kernel, comes
+/// before native. Drivers that do not work here are started too: they find and remove sandboxes of an earlier server.
 pub(super) fn start(machine: &Machine, config: &Config) -> Result<Vec<Arc<dyn Driver>>, Error> {
     let gvisor = GvisorDriver::start(machine, config.gvisor_platform);
     let native = NativeDriver::start(machine);
@@ -16,7 +15,7 @@ pub(super) fn start(machine: &Machine, config: &Config) -> Result<Vec<Arc<dyn Dr
         match driver.probe() {
             Probe::Usable { .. } => {}
             Probe::Broken { reason } => tracing::warn!(
-                "runtime {} is installed but does not work now, and is tried again: {reason}",
+                "runtime {} is installed but does not work now, and will be probed again: {reason}",
                 driver.kind()
             ),
             Probe::Unusable { reason } if config.default_runtime == Some(driver.kind()) => {
@@ -30,7 +29,7 @@ pub(super) fn start(machine: &Machine, config: &Config) -> Result<Vec<Arc<dyn Dr
     }
     if let Some(kind) = config.default_runtime {
         let Some(at) = drivers.iter().position(|driver| driver.kind() == kind) else {
-            let reason = "this k8e has none of that kind".to_owned();
+            let reason = "this version of k8e has no driver for it".to_owned();
             return Err(Error::DefaultRuntime { kind, reason });
         };
         let first = drivers.remove(at);

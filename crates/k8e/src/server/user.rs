@@ -1,9 +1,9 @@
-//! The unprivileged user that the server becomes once everything that needs root is done or in the
-//! hands of the launcher.
+//! Privilege drop of the server: the unprivileged uid and gid that it changes to once everything that needs root is done or
+//! delegated to the launcher.
 //!
-//! It needs no entry in `/etc/passwd`: the number is made from the data directory's path, in a range
-//! that distributions leave unassigned, so that two servers of one machine are two users. Once a
-//! data directory has an owner for its store, that one stays, also when the directory is moved.
+//! It needs no entry in `/etc/passwd`: the uid is derived from the path of the data directory, in a range that distributions
+//! leave unassigned, so that two servers on one machine have different uids. Once the store of a data directory has an owner,
+//! that uid is kept, also when the directory is moved.
 
 use super::args;
 use super::data_dir::DataDir;
@@ -16,12 +16,12 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Below the numbers of sandboxes, which begin at 0x7000_0000.
+/// Range of server uids; the uid ranges of sandboxes begin at 0x7000_0000.
 const FIRST: u32 = 0x6f00_0000;
 const COUNT: u32 = 0x0100_0000;
 
-/// What the server reads besides its own files: who is a member of its group, which addresses the
-/// machine has, what is free, and itself. `/etc` as a directory, because files there are replaced.
+/// Files that the server may read besides its own (Landlock): users and groups, addresses, memory and CPU of the machine, and
+/// its own `/proc` entry. `/etc` as a directory, because files there are replaced.
 const READ_ONLY: [&str; 8] = [
     "/etc",
     "/proc/self",
@@ -33,22 +33,20 @@ const READ_ONLY: [&str; 8] = [
     "/dev/urandom",
 ];
 
-/// Deeper than anything the store or TLS makes.
+/// Bound for the recursion of `chown`: deeper than any directory of the store or of TLS.
 const DEPTH_MAX: usize = 8;
 
-/// Who the server is when it is not root.
+/// Uid and gid of the unprivileged server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ServerUser {
-    /// Its user.
     pub(super) uid: u32,
-    /// Its group.
     pub(super) gid: u32,
 }
 
 // === impl ServerUser ===
 
 impl ServerUser {
-    /// The user of this data directory.
+    /// The uid for this data directory.
     pub(super) fn of(data_dir: &DataDir) -> Self {
         let owner = fs::symlink_metadata(data_dir.store()).map(|meta| meta.uid());
         let uid = match owner {
@@ -63,13 +61,13 @@ impl ServerUser {
         Self { uid, gid: uid }
     }
 
-    /// Whether this is the user of some data directory.
+    /// Whether this uid is in the range of server uids.
     pub(super) fn is_one(uid: u32) -> bool {
         (FIRST..FIRST + COUNT).contains(&uid)
     }
 
-    /// Makes a directory, with all in it, this user's and nobody else's. One that is already is not
-    /// looked into: this user may have put anything there.
+    /// Creates a directory if missing and makes this user the owner of it and of all in it. One that this user already owns
+    /// is not entered: a compromised server may have put anything there.
     pub(super) fn own(&self, dir: &Path) -> io::Result<()> {
         match DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -85,7 +83,7 @@ impl ServerUser {
         self.give(dir, DEPTH_MAX)
     }
 
-    /// The directory goes last: until then it is root's, and this is done again.
+    /// Recursive `chown`. The directory itself comes last, so that an interrupted one is repeated.
     fn give(&self, path: &Path, depth: usize) -> io::Result<()> {
         if depth > 0 && fs::symlink_metadata(path)?.is_dir() {
             for entry in fs::read_dir(path)? {
@@ -97,7 +95,7 @@ impl ServerUser {
         Ok(rustix::fs::chownat(CWD, path, Some(uid), Some(gid), flags)?)
     }
 
-    /// Gives up root for good. The process must have one thread.
+    /// Drops root irrevocably. The process must have one thread.
     pub(super) fn become_it(&self, data_dir: &DataDir) -> Result<(), Error> {
         let culprit = self.cannot_pass(data_dir.path());
         let own = data_dir.servers();
@@ -122,7 +120,7 @@ impl ServerUser {
         Ok(())
     }
 
-    /// The first directory above that this user may not pass through, as far as its mode says.
+    /// The first parent directory whose mode does not let this user pass through.
     fn cannot_pass(&self, data_dir: &Path) -> Option<PathBuf> {
         let mut above: Vec<&Path> = data_dir.ancestors().skip(1).collect();
         above.reverse();
@@ -139,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_data_directory_has_a_user_and_keeps_it() {
+    fn a_data_directory_has_a_user_and_keeps_it_as_root() {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = DataDir::prepare(&dir.path().join("one")).unwrap();
         let user = ServerUser::of(&data_dir);
@@ -158,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_store_of_an_older_server_moves_and_links_are_not_followed() {
+    fn the_store_of_an_older_server_moves_and_links_are_not_followed_as_root() {
         assert!(
             rustix::process::geteuid().is_root(),
             "this test changes owners: run it as root"

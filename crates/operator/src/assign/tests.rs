@@ -1,4 +1,5 @@
-//! The index against a server that decides, with events that are late, lost, doubled and out of order.
+//! Property tests of the index against a model of the API server, with events that are late, lost, duplicated and
+//! reordered.
 
 use super::*;
 use proptest::prelude::*;
@@ -6,14 +7,14 @@ use std::collections::VecDeque;
 
 const POOL: &str = "pool";
 
-/// A sandbox as the server has it.
+/// A sandbox in the model of the API server.
 #[derive(Clone, Debug)]
 struct Record {
     version: u64,
     claim: Option<usize>,
 }
 
-/// The API server: a write counts only for the version that it names.
+/// Model of the API server with optimistic concurrency: a write succeeds only for the current version.
 #[derive(Default)]
 struct Server {
     clock: u64,
@@ -28,7 +29,7 @@ struct Server {
 struct Controller {
     view: BTreeMap<Key, Record>,
     index: Candidates,
-    /// Sandboxes that were written for, by claim: a claim is worked on by one pass at a time.
+    /// Sandboxes that were bound, by claim: a claim is reconciled by one worker at a time.
     bound: BTreeMap<usize, Key>,
 }
 
@@ -49,7 +50,7 @@ impl Server {
         self.events.push_back(key(number));
     }
 
-    /// Something else changes the object: its version grows.
+    /// Another writer changes the object: its version increases.
     fn touch(&mut self, key: &Key) {
         self.clock += 1;
         if let Some(record) = self.sandboxes.get_mut(key) {
@@ -76,7 +77,7 @@ impl Server {
         }
     }
 
-    /// The sandbox that a claim owns: what a controller that starts anew finds.
+    /// The sandbox that a claim owns, as a restarted controller finds it.
     fn owned_by(&self, claim: usize) -> Option<Key> {
         self.sandboxes
             .iter()
@@ -86,7 +87,7 @@ impl Server {
 }
 
 impl Controller {
-    /// Takes in what the server says of a sandbox now; an older version changes nothing.
+    /// Applies the current version of a sandbox; an older version is ignored.
     fn see(&mut self, key: &Key, record: Option<&Record>) {
         match record {
             Some(record)
@@ -119,7 +120,7 @@ impl Controller {
         }
     }
 
-    /// One pass for a claim that has nothing yet.
+    /// Reconciles a claim without a sandbox.
     fn serve(&mut self, server: &mut Server, claim: usize) {
         if self.bound.contains_key(&claim) {
             return;
@@ -229,7 +230,7 @@ proptest! {
                 prop_assert_eq!(owners.len(), 1, "{} was adopted by {:?}", sandbox, owners);
             }
         }
-        // Whatever was lost: after one list every claim is served as long as there are sandboxes, each once.
+        // Whatever events were lost: after one list, every claim has a sandbox of its own as long as there are any.
         controller.list(&server);
         for claim in 0..20 {
             for _ in 0..3 {
@@ -249,7 +250,7 @@ proptest! {
         let mut candidates = Candidates::default();
         for number in 0..offers {
             candidates.offer(candidate(&key(number)));
-            candidates.offer(candidate(&key(number))); // heard twice
+            candidates.offer(candidate(&key(number))); // duplicate event
         }
         let taken: Vec<_> = (0..takes).filter_map(|_| candidates.take(|_| true)).map(|c| c.key).collect();
         let distinct: HashSet<_> = taken.iter().collect();
@@ -260,7 +261,7 @@ proptest! {
 }
 
 #[test]
-fn ready_ones_go_first_from_the_fullest_node_and_the_oldest() {
+fn candidates_are_taken_ready_first_from_the_fullest_node_oldest_first() {
     let mut candidates = Candidates::default();
     let mut offer = |number, ready, node: &str, created| {
         let node = Some(node.to_owned());
@@ -283,13 +284,13 @@ fn ready_ones_go_first_from_the_fullest_node_and_the_oldest() {
 }
 
 #[test]
-fn the_index_follows_the_table_whatever_order_changes_come_in() {
+fn the_index_follows_the_cache_for_any_order_of_events() {
     let assigner = Assigner::default();
     let pooled = Arc::new(pooled("SandboxWarmPool", Some("p")));
     let claimed = Arc::new(self::pooled("SandboxClaim", None));
     let key = Key::of(&pooled.metadata);
     assigner.refresh(&key, || Some(pooled.clone()));
-    // It is claimed; the news of the older version comes last, and finds the newer one in the table.
+    // It is claimed; the event of the older version comes last, and the newer one is in the cache.
     assigner.refresh(&key, || Some(claimed.clone()));
     assigner.refresh(&key, || Some(claimed.clone()));
     assert!(assigner.take("uid", |_| true).is_none());

@@ -1,47 +1,45 @@
-//! Binding a warm sandbox: one write makes it the claim's, one more (the claim's status) tells.
+//! Warm start: binds a sandbox of the pool to a claim. One patch changes its owner; a second one is the claim's status.
 
-use super::{owner, pod_metadata};
+use super::pod_metadata;
 use crate::assign::Candidate;
 use crate::cache::Key;
+use crate::context::Context;
 use crate::crd::names::{
     ASSIGNED, CLAIM_UID, CREATED_BY, LAUNCH_TYPE, POD_NAME, POD_TEMPLATE_HASH, TEMPLATE_HASH,
     TRACE_CONTEXT, WARM_POOL, is_system_key,
 };
 use crate::crd::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, UpdateStrategyType};
 use crate::error::{Class, Error, Result};
-use crate::events::Note;
-use crate::held::{annotation, label, uid};
+use crate::events::Event;
 use crate::metrics;
+use crate::object_meta::{annotation, label, owner_reference, uid};
 use crate::pool::blueprint;
-use crate::world::World;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Candidates that another writer may snatch in one pass.
+/// Candidates that are tried in one reconcile when other writers cause conflicts.
 const ATTEMPTS: usize = 3;
 
-/// What came of it.
+/// Outcome of an adoption.
 pub(super) enum Adopted {
-    /// The claim has this sandbox now.
+    /// The claim is bound to this sandbox.
     One(Arc<Sandbox>),
-    /// There are candidates, and somebody else changes them.
+    /// There are candidates, but every write had a conflict; the last error.
     Contested(Error),
-    /// There is none.
+    /// The pool has no usable candidate.
     None,
 }
 
-/// Gives the claim a warm sandbox, or says that there is none.
+/// Binds a warm sandbox to the claim, if there is one.
 pub(super) async fn adopt(
-    world: &World,
+    ctx: &Context,
     claim: &SandboxClaim,
     pool: &SandboxWarmPool,
     template: &SandboxTemplate,
 ) -> Result<Adopted> {
-    if let Some(sandbox) = interrupted(world, claim, pool) {
-        let key = Key::of(&sandbox.metadata);
-        take(world, claim, template, &sandbox).await?;
-        let adopted = world.held.sandboxes.get(&key);
-        return Ok(adopted.map_or(Adopted::None, Adopted::One));
+    if let Some(sandbox) = interrupted(ctx, claim, pool) {
+        let adopted = take(ctx, claim, template, &sandbox).await?;
+        return Ok(Adopted::One(adopted));
     }
     let fresh = blueprint::hash(template);
     let strict = pool.strategy() == UpdateStrategyType::Recreate;
@@ -52,71 +50,70 @@ pub(super) async fn adopt(
             let leaving = candidate
                 .node
                 .as_deref()
-                .is_some_and(|node| world.is_draining(node));
-            !(leaving || stale && !same_blueprint(world, &candidate.key, template))
+                .is_some_and(|node| ctx.is_draining(node));
+            !(leaving || stale && !same_blueprint(ctx, &candidate.key, template))
         };
-        let Some(candidate) = world.assigner.take(uid(&pool.metadata), usable) else {
+        let Some(candidate) = ctx.assigner.take(uid(&pool.metadata), usable) else {
             return Ok(Adopted::None);
         };
-        let Some(sandbox) = still_waiting(world, &candidate) else {
-            continue; // the index was behind, and is not any more
+        let Some(sandbox) = still_waiting(ctx, &candidate) else {
+            continue; // the index was stale and is refreshed now
         };
-        let result = take(world, claim, template, &sandbox).await;
-        world.assigner.give_back(&candidate);
+        let result = take(ctx, claim, template, &sandbox).await;
+        ctx.assigner.give_back(&candidate);
         match result {
-            Ok(()) => {
-                let adopted = world.held.sandboxes.get(&candidate.key);
+            Ok(adopted) => {
                 let name = &candidate.key.name;
                 let text = format!("Adopted warm pool Sandbox \"{name}\"");
-                world.note(claim, Note::normal("SandboxAdopted", "Adoption", text));
+                ctx.record_event(claim, Event::normal("SandboxAdopted", "Adoption", text));
                 metrics::claim_created(claim, template, "warm", candidate.ready);
-                return Ok(adopted.map_or(Adopted::None, Adopted::One));
+                return Ok(Adopted::One(adopted));
             }
             Err(error) if matches!(error.class(), Class::Conflict | Class::Gone) => {
-                world.reread_sandbox(&candidate.key).await?; // somebody was faster, or it changed
+                ctx.reread_sandbox(&candidate.key).await?; // another writer changed or deleted it
                 lost = Some(error);
             }
             Err(error) => return Err(error),
         }
     }
-    // There are candidates: the next pass looks at them anew rather than starting cold.
+    // There are candidates: the next reconcile tries them again instead of starting cold.
     Ok(lost.map_or(Adopted::None, Adopted::Contested))
 }
 
-/// The candidate as it is known now: what is written next names this version, so it must be one that waits.
-fn still_waiting(world: &World, candidate: &Candidate) -> Option<Arc<Sandbox>> {
-    let current = world.held.sandboxes.get(&candidate.key);
+/// The cached version of a candidate, if it is still one: the write has this version as precondition.
+fn still_waiting(ctx: &Context, candidate: &Candidate) -> Option<Arc<Sandbox>> {
+    let current = ctx.caches.sandboxes.get(&candidate.key);
     let waits = |s: &Arc<Sandbox>| Candidate::of(s).is_some_and(|c| c.pool == candidate.pool);
     let sandbox = current.filter(waits);
     if sandbox.is_none() {
-        world.assigner.give_back(candidate);
-        let current = || world.held.sandboxes.get(&candidate.key);
-        world.assigner.refresh(&candidate.key, current);
+        ctx.assigner.give_back(candidate);
+        let current = || ctx.caches.sandboxes.get(&candidate.key);
+        ctx.assigner.refresh(&candidate.key, current);
     }
     sandbox
 }
 
-/// Another controller chose a sandbox and did not come to write it: the choice stands.
+/// A sandbox that an interrupted controller assigned to the claim by annotation but did not bind: it is used.
 fn interrupted(
-    world: &World,
+    ctx: &Context,
     claim: &SandboxClaim,
     pool: &SandboxWarmPool,
 ) -> Option<Arc<Sandbox>> {
     let meta = &claim.metadata;
     let name = annotation(meta, ASSIGNED).or_else(|| label(meta, ASSIGNED))?;
     let key = Key::new(meta.namespace.clone().unwrap_or_default(), name);
-    let sandbox = world.held.sandboxes.get(&key)?;
+    let sandbox = ctx.caches.sandboxes.get(&key)?;
     let candidate = Candidate::of(&sandbox)?;
     (candidate.pool == uid(&pool.metadata)).then_some(sandbox)
 }
 
-/// The write that decides: it names the version that was looked at.
+/// The write that binds, with the resourceVersion as precondition: of several writers one succeeds.
 async fn take(
-    world: &World,
+    ctx: &Context,
     claim: &SandboxClaim,
     template: &SandboxTemplate,
     sandbox: &Sandbox,
-) -> Result<()> {
+) -> Result<Arc<Sandbox>> {
     let mut labels = json!({
         WARM_POOL: null, TEMPLATE_HASH: null, POD_TEMPLATE_HASH: null,
         CLAIM_UID: uid(&claim.metadata), LAUNCH_TYPE: "warm",
@@ -133,24 +130,22 @@ async fn take(
         "uid": sandbox.metadata.uid,
         "labels": labels,
         "annotations": annotations,
-        "ownerReferences": [owner(claim)],
+        "ownerReferences": [owner_reference(claim)],
     }});
     if let Some(spec) = metadata_patch(claim, template, sandbox) {
         patch["spec"] = spec;
     }
-    world
-        .patch_sandbox(&Key::of(&sandbox.metadata), patch)
-        .await
+    ctx.patch_sandbox(&Key::of(&sandbox.metadata), patch).await
 }
 
-/// A bound sandbox follows the labels and annotations of its template and its claim.
-pub(super) async fn keep_up(
-    world: &World,
+/// Updates the pod labels and annotations of a bound sandbox to those of its template and its claim.
+pub(super) async fn sync_metadata(
+    ctx: &Context,
     claim: &SandboxClaim,
     sandbox: Arc<Sandbox>,
 ) -> Result<Arc<Sandbox>> {
-    let Ok((_, template)) = super::sources(world, claim) else {
-        return Ok(sandbox); // a pool that is gone changes nothing for those who have theirs
+    let Ok((_, template)) = super::sources(ctx, claim) else {
+        return Ok(sandbox); // a deleted pool or template does not affect bound sandboxes
     };
     let Some(spec) = metadata_patch(claim, &template, &sandbox) else {
         return Ok(sandbox);
@@ -158,12 +153,11 @@ pub(super) async fn keep_up(
     let key = Key::of(&sandbox.metadata);
     let version = &sandbox.metadata.resource_version;
     let patch = json!({"metadata": {"resourceVersion": version}, "spec": spec});
-    world.patch_sandbox(&key, patch).await?;
-    Ok(world.held.sandboxes.get(&key).unwrap_or(sandbox))
+    ctx.patch_sandbox(&key, patch).await
 }
 
-/// What changes in the pod template's labels and annotations. Nothing, usually: the spec of the sandbox is not
-/// touched then, its generation stays, and its status need not be written again.
+/// The patch of the pod template's labels and annotations. Usually there is none: then the spec is not touched, the
+/// generation stays the same, and the status need not be written again.
 fn metadata_patch(
     claim: &SandboxClaim,
     template: &SandboxTemplate,
@@ -190,20 +184,23 @@ fn metadata_patch(
     Some(json!({"podTemplate": {"metadata": {"labels": labels, "annotations": annotations}}}))
 }
 
-fn changes(have: crate::held::Labels, want: crate::held::Labels) -> Map<String, Value> {
+fn changes(
+    have: crate::object_meta::Labels,
+    want: crate::object_meta::Labels,
+) -> Map<String, Value> {
     let set = want
         .iter()
         .filter(|(key, value)| have.get(*key) != Some(value));
     let set = set.map(|(key, value)| (key.clone(), json!(value)));
-    // Keys of the controllers, which an older one wrote here, do no harm and stay.
+    // System keys that an older controller wrote here are kept.
     let gone = have.keys().filter(|key| !want.contains_key(*key));
     let gone = gone.filter(|key| !is_system_key(key));
     set.chain(gone.map(|key| (key.clone(), Value::Null)))
         .collect()
 }
 
-/// Another encoder may have hashed the same template differently.
-fn same_blueprint(world: &World, key: &Key, template: &SandboxTemplate) -> bool {
-    let sandbox = world.held.sandboxes.get(key);
+/// Whether a sandbox matches the template although the hashes differ: another controller may hash differently.
+fn same_blueprint(ctx: &Context, key: &Key, template: &SandboxTemplate) -> bool {
+    let sandbox = ctx.caches.sandboxes.get(key);
     sandbox.is_some_and(|sandbox| !blueprint::differs(template, &sandbox))
 }

@@ -1,45 +1,44 @@
-//! A cold start: a sandbox of the claim's own name, made from the template for this claim alone.
+//! Cold start: creates a sandbox from the template for this claim, with the claim's name.
 
-use super::{inject, owner, pod_metadata};
+use super::{inject, pod_metadata};
 use crate::cache::Key;
+use crate::context::Context;
 use crate::crd::names::{
     self, CLAIM_UID, CREATED_BY, LAUNCH_TYPE, TEMPLATE_REF, TEMPLATE_REF_HASH, TRACE_CONTEXT,
 };
 use crate::crd::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use crate::error::{Error, Result};
-use crate::events::Note;
-use crate::held::{annotation, controller_of, label, uid};
+use crate::events::Event;
 use crate::metrics;
+use crate::object_meta::{annotation, is_controlled_by, label, owner_reference, uid};
 use crate::pool::blueprint;
-use crate::world::World;
 use kube::api::ObjectMeta;
 use std::sync::Arc;
 
-/// Makes the claim's sandbox. `None`: its name is taken, and by nothing that can be seen.
+/// Creates the claim's sandbox. `None`: it existed already, and was deleted before it could be read.
 pub(super) async fn start(
-    world: &World,
+    ctx: &Context,
     claim: &SandboxClaim,
     pool: &SandboxWarmPool,
     template: &SandboxTemplate,
 ) -> Result<Option<Arc<Sandbox>>> {
     let sandbox = desired(claim, pool, template)?;
     let key = Key::of(&claim.metadata);
-    match world.create_sandbox(&sandbox).await {
+    match ctx.create_sandbox(&sandbox).await {
         Ok(made) => {
             let text = format!("Created Sandbox \"{}\"", key.name);
-            world.note(
+            ctx.record_event(
                 claim,
-                Note::normal("SandboxProvisioned", "Provisioning", text),
+                Event::normal("SandboxProvisioned", "Provisioning", text),
             );
             metrics::claim_created(claim, template, "cold", false);
-            Ok(Some(Arc::new(made)))
+            Ok(Some(made))
         }
         Err(error) if error.is_already_exists() => {
-            let Some(found) = world.reread_sandbox(&key).await? else {
+            let Some(found) = ctx.reread_sandbox(&key).await? else {
                 return Ok(None);
             };
-            let ours =
-                controller_of(&found.metadata).is_some_and(|o| o.uid == uid(&claim.metadata));
+            let ours = is_controlled_by(&found.metadata, &claim.metadata);
             if !ours {
                 let message = format!(
                     "sandbox \"{}\" exists and is not controlled by this claim",
@@ -47,7 +46,7 @@ pub(super) async fn start(
                 );
                 return Err(Error::NotOwned(message));
             }
-            Ok(Some(Arc::new(found)))
+            Ok(Some(found))
         }
         Err(error) => Err(error),
     }
@@ -64,7 +63,7 @@ fn desired(
     spec.pod_template.metadata = Some(pod_metadata::merged(claim, template));
 
     let template_name = &pool.spec.sandbox_template_ref.name;
-    let mut labels: crate::held::Labels = [
+    let mut labels: crate::object_meta::Labels = [
         (TEMPLATE_REF_HASH.to_owned(), names::hash(template_name)),
         (CLAIM_UID.to_owned(), uid(&claim.metadata).to_owned()),
         (LAUNCH_TYPE.to_owned(), "cold".to_owned()),
@@ -73,7 +72,7 @@ fn desired(
     if let Some(client) = label(&claim.metadata, CREATED_BY) {
         labels.insert(CREATED_BY.to_owned(), client.to_owned());
     }
-    let mut annotations: crate::held::Labels =
+    let mut annotations: crate::object_meta::Labels =
         [(TEMPLATE_REF.to_owned(), template_name.clone())].into();
     if let Some(trace) = annotation(&claim.metadata, TRACE_CONTEXT) {
         annotations.insert(TRACE_CONTEXT.to_owned(), trace.to_owned());
@@ -84,7 +83,7 @@ fn desired(
         namespace: Some(key.namespace),
         labels: Some(labels),
         annotations: Some(annotations),
-        owner_references: Some(vec![owner(claim)]),
+        owner_references: Some(vec![owner_reference(claim)]),
         ..ObjectMeta::default()
     };
     Ok(sandbox)

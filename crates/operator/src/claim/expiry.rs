@@ -1,19 +1,20 @@
-//! The end of a claim: at its time, or a while after its pod finished, whichever is earlier.
+//! Expiry of a claim: at `shutdownTime`, or `ttlSecondsAfterFinished` after its pod finished, whichever is earlier.
 
 use super::status;
 use crate::cache::Key;
+use crate::caches::owned_by;
+use crate::context::Context;
 use crate::crd::conditions::{FINISHED, READY, Verdict, is_true};
 use crate::crd::{ClaimShutdownPolicy, Sandbox, SandboxClaim};
 use crate::error::Result;
-use crate::events::Note;
-use crate::held::{controller_of, owned_by, uid};
-use crate::queue::Next;
-use crate::world::World;
+use crate::events::Event;
+use crate::object_meta::{controller_of, uid};
+use crate::work_queue::Action;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::DeleteParams;
 use std::time::Duration;
 
-/// When the claim ends, if that is known.
+/// When the claim expires, if that is known.
 fn end(claim: &SandboxClaim) -> Option<Timestamp> {
     let lifecycle = claim.spec.lifecycle.as_ref()?;
     let at = lifecycle.shutdown_time.as_ref().map(|time| time.0);
@@ -35,26 +36,28 @@ pub(super) fn is_due(claim: &SandboxClaim, now: Timestamp) -> bool {
     end(claim).is_some_and(|end| end <= now)
 }
 
-pub(super) fn remaining(claim: &SandboxClaim, now: Timestamp) -> Next {
+pub(super) fn remaining(claim: &SandboxClaim, now: Timestamp) -> Action {
     match end(claim) {
-        Some(end) => Next::After(Duration::try_from(end.duration_since(now)).unwrap_or_default()),
-        None => Next::Wait,
+        Some(end) => {
+            Action::RequeueAfter(Duration::try_from(end.duration_since(now)).unwrap_or_default())
+        }
+        None => Action::AwaitChange,
     }
 }
 
-/// Ends the claim as its policy says. The claim says so first: whoever watches it sees why it goes.
-pub(super) async fn expire(world: &World, claim: &SandboxClaim, now: Timestamp) -> Result<Next> {
-    let verdict = Verdict::no("ClaimExpired", words(world, claim));
+/// Expires the claim according to its policy. The status is written first, so that watchers see the reason.
+pub(super) async fn expire(ctx: &Context, claim: &SandboxClaim, now: Timestamp) -> Result<Action> {
+    let verdict = Verdict::no("ClaimExpired", message(ctx, claim));
     let already = claim
         .condition(READY)
         .is_some_and(|c| c.reason == "ClaimExpired");
-    status::write_keeping(world, claim, verdict, now).await?;
+    status::write_keeping(ctx, claim, verdict, now).await?;
     if !already {
         let text = format!(
             "Claim \"{}\" expired",
             claim.metadata.name.as_deref().unwrap_or_default()
         );
-        world.note(claim, Note::normal("ClaimExpired", "Claim Expired", text));
+        ctx.record_event(claim, Event::normal("ClaimExpired", "Claim Expired", text));
     }
     let policy = claim
         .spec
@@ -64,47 +67,45 @@ pub(super) async fn expire(world: &World, claim: &SandboxClaim, now: Timestamp) 
         .unwrap_or_default();
     match policy {
         ClaimShutdownPolicy::Delete => {
-            world.note(
+            ctx.record_event(
                 claim,
-                Note::normal(
+                Event::normal(
                     "ClaimExpired",
                     "Deleting",
                     "Deleting the expired claim".to_owned(),
                 ),
             );
-            world
-                .delete::<SandboxClaim>(&claim.metadata, DeleteParams::background())
+            ctx.delete::<SandboxClaim>(&claim.metadata, DeleteParams::background())
                 .await?;
         }
         ClaimShutdownPolicy::DeleteForeground => {
-            world.note(
+            ctx.record_event(
                 claim,
-                Note::normal(
+                Event::normal(
                     "ClaimExpired",
                     "Deleting",
                     "Deleting the expired claim".to_owned(),
                 ),
             );
-            world
-                .delete::<SandboxClaim>(&claim.metadata, DeleteParams::foreground())
+            ctx.delete::<SandboxClaim>(&claim.metadata, DeleteParams::foreground())
                 .await?;
         }
         ClaimShutdownPolicy::Retain => {
-            for sandbox in world.held.sandboxes.find(&owned_by(uid(&claim.metadata))) {
-                world
-                    .delete::<Sandbox>(&sandbox.metadata, DeleteParams::background())
+            for sandbox in ctx.caches.sandboxes.find(&owned_by(uid(&claim.metadata))) {
+                ctx.delete::<Sandbox>(&sandbox.metadata, DeleteParams::background())
                     .await?;
             }
         }
     }
-    Ok(Next::Wait)
+    Ok(Action::AwaitChange)
 }
 
-/// A sandbox that the claim names and does not own is left alone, and that is said.
-fn words(world: &World, claim: &SandboxClaim) -> String {
+/// Message of the condition. A sandbox that the claim names but does not control is not deleted, which the message
+/// says.
+fn message(ctx: &Context, claim: &SandboxClaim) -> String {
     let foreign = claim.bound_name().filter(|name| {
         let namespace = claim.metadata.namespace.clone().unwrap_or_default();
-        let sandbox = world.held.sandboxes.get(&Key::new(namespace, *name));
+        let sandbox = ctx.caches.sandboxes.get(&Key::new(namespace, *name));
         sandbox.is_some_and(|s| {
             controller_of(&s.metadata).is_none_or(|o| o.uid != uid(&claim.metadata))
         })

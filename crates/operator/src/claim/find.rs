@@ -1,31 +1,33 @@
-//! The sandbox that a claim has already.
+//! Finds the sandbox that a claim already controls.
 
 use crate::cache::Key;
+use crate::caches::owned_by;
+use crate::context::Context;
 use crate::crd::names::ASSIGNED;
 use crate::crd::{Sandbox, SandboxClaim};
 use crate::error::{Error, Result};
-use crate::held::{annotation, controller_of, label, owned_by, uid};
-use crate::world::World;
+use crate::object_meta::{annotation, is_controlled_by, label, uid};
 use kube::api::DeleteParams;
 use std::sync::Arc;
 
-/// What a claim has.
+/// The sandbox that a claim controls.
 pub(super) enum Existing {
-    /// Its sandbox.
+    /// The claim controls this sandbox.
     One(Arc<Sandbox>),
-    /// A sandbox that is being deleted; the next one comes when it is gone.
+    /// Its sandbox is being deleted; the next one is created after that.
     Leaving,
-    /// None.
+    /// The claim controls no sandbox.
     None,
 }
 
-/// The one sandbox of the claim. Two writers may each have given it one: the one that the status names stays.
-pub(super) async fn existing(world: &World, claim: &SandboxClaim) -> Result<Existing> {
-    let mut owned = world.held.sandboxes.find(&owned_by(uid(&claim.metadata)));
+/// Returns the sandbox of the claim. If two writers each bound one, the one in the status is kept and the other
+/// deleted.
+pub(super) async fn existing(ctx: &Context, claim: &SandboxClaim) -> Result<Existing> {
+    let mut owned = ctx.caches.sandboxes.find(&owned_by(uid(&claim.metadata)));
     let leaving = owned.len();
     owned.retain(|sandbox| sandbox.metadata.deletion_timestamp.is_none());
     if owned.is_empty() {
-        stranger(world, claim)?;
+        check_name(ctx, claim)?;
         return Ok(if leaving > 0 {
             Existing::Leaving
         } else {
@@ -45,22 +47,21 @@ pub(super) async fn existing(world: &World, claim: &SandboxClaim) -> Result<Exis
     let chosen = owned.remove(at.unwrap_or(0));
     if claim.bound_name() == chosen.metadata.name.as_deref() {
         for surplus in owned {
-            tracing::warn!(claim = %Key::of(&claim.metadata), sandbox = surplus.metadata.name, "a second sandbox of one claim is deleted");
-            world
-                .delete::<Sandbox>(&surplus.metadata, DeleteParams::background())
+            tracing::warn!(claim = %Key::of(&claim.metadata), sandbox = surplus.metadata.name, "deleting a surplus sandbox: the claim has another");
+            ctx.delete::<Sandbox>(&surplus.metadata, DeleteParams::background())
                 .await?;
         }
     }
     Ok(Existing::One(chosen))
 }
 
-/// A sandbox with the claim's name that belongs to somebody else stands in the way of a cold start.
-fn stranger(world: &World, claim: &SandboxClaim) -> Result<()> {
+/// Fails if a sandbox with the claim's name has another owner: a cold start could not create its own.
+fn check_name(ctx: &Context, claim: &SandboxClaim) -> Result<()> {
     let key = Key::of(&claim.metadata);
-    let Some(sandbox) = world.held.sandboxes.get(&key) else {
+    let Some(sandbox) = ctx.caches.sandboxes.get(&key) else {
         return Ok(());
     };
-    let ours = controller_of(&sandbox.metadata).is_some_and(|o| o.uid == uid(&claim.metadata));
+    let ours = is_controlled_by(&sandbox.metadata, &claim.metadata);
     if ours || sandbox.metadata.deletion_timestamp.is_some() {
         return Ok(());
     }
@@ -70,7 +71,7 @@ fn stranger(world: &World, claim: &SandboxClaim) -> Result<()> {
     )))
 }
 
-/// The sandbox that an earlier pass, maybe of another controller, chose.
+/// The sandbox that an earlier reconcile, maybe of another controller, assigned.
 fn assigned(claim: &SandboxClaim) -> Option<&str> {
     let meta = &claim.metadata;
     annotation(meta, ASSIGNED)

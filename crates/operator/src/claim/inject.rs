@@ -1,4 +1,4 @@
-//! What a claim adds to a cold sandbox: environment variables and volumes, as far as its template allows.
+//! Injection: environment variables and volumes that a claim adds to a cold-started sandbox, if the template allows it.
 
 use crate::crd::{
     ClaimEnv, InjectionPolicy, SandboxClaim, SandboxSpec, SandboxTemplate, VolumeClaimTemplate,
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 const ENV: &str = "EnvVarsInjectionRejected";
 const VOLUMES: &str = "VolumeClaimTemplatesError";
 
-/// Puts the claim's environment and volumes into the spec of its sandbox.
+/// Adds the claim's environment variables and volumes to the spec of its sandbox.
 pub(super) fn into(
     spec: &mut SandboxSpec,
     claim: &SandboxClaim,

@@ -1,13 +1,13 @@
-//! Labels and annotations that a claim adds to its pod: which are allowed, and what the pod template gets.
+//! Labels and annotations that a claim adds to its pod: validation, and merging with those of the template.
 
 use crate::crd::names::{SAFE_TO_EVICT, is_system_key};
 use crate::crd::{PodMetadata, SandboxClaim, SandboxTemplate};
 use crate::error::{Error, Result};
 
-/// Domains of annotations that steer the cluster: no claim sets them.
+/// Protected annotation domains: their annotations control the cluster, so claims must not set them.
 const PROTECTED: [&str; 3] = ["kubernetes.io", "k8s.io", "agents.x-k8s.io"];
 
-/// Refuses what a claim may not set.
+/// Validates the labels and annotations of a claim.
 pub(super) fn check(claim: &SandboxClaim, allowed_domains: &[String]) -> Result<()> {
     let Some(metadata) = &claim.spec.additional_pod_metadata else {
         return Ok(());
@@ -56,7 +56,7 @@ fn is_under(domain: &str, parent: &str) -> bool {
             .is_some_and(|head| head.ends_with('.'))
 }
 
-/// What the pod template of the claim's sandbox carries: the template's, then the claim's.
+/// The labels and annotations of the template, overridden by those of the claim.
 pub(super) fn merged(claim: &SandboxClaim, template: &SandboxTemplate) -> PodMetadata {
     let mut merged = template
         .spec
@@ -65,7 +65,8 @@ pub(super) fn merged(claim: &SandboxClaim, template: &SandboxTemplate) -> PodMet
         .clone()
         .unwrap_or_default();
     if let Some(added) = &claim.spec.additional_pod_metadata {
-        let add = |into: &mut Option<crate::held::Labels>, from: &Option<crate::held::Labels>| {
+        let add = |into: &mut Option<crate::object_meta::Labels>,
+                   from: &Option<crate::object_meta::Labels>| {
             if let Some(from) = from {
                 let own = from.iter().filter(|(key, _)| !is_system_key(key));
                 into.get_or_insert_default()
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_that_steer_the_cluster_are_refused() {
+    fn annotations_of_protected_domains_are_refused() {
         assert!(verdict(&[], &["example.com/x", "note", SAFE_TO_EVICT]));
         for key in [
             "kubernetes.io/x",

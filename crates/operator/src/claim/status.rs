@@ -1,55 +1,55 @@
-//! What a claim says: its sandbox, its addresses and whether it is ready, in one write.
+//! Status of a claim: its sandbox, its addresses and its conditions, in one write.
 
 use super::Served;
 use crate::cache::Key;
+use crate::context::Context;
 use crate::crd::conditions::{FINISHED, READY, Verdict, is_true};
 use crate::crd::{BoundSandbox, Sandbox, SandboxClaim, SandboxClaimStatus};
 use crate::error::Result;
 use crate::metrics;
-use crate::queue::Next;
-use crate::world::World;
+use crate::work_queue::Action;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-/// Writes the status if it changed. The write names the version that was looked at: of two writers who found
-/// different sandboxes, one wins and the other learns of it.
+/// Writes the status if it changed, with the resourceVersion as precondition: of two writers that bound different
+/// sandboxes, one gets a conflict.
 pub(super) async fn write(
-    world: &World,
+    ctx: &Context,
     claim: &SandboxClaim,
     served: Served,
     now: Timestamp,
-) -> Result<Next> {
+) -> Result<Action> {
     let (status, next) = match &served {
-        Served::By(sandbox) => (bound(claim, sandbox, now), Next::Wait),
+        Served::By(sandbox) => (bound(claim, sandbox, now), Action::AwaitChange),
         Served::Not(verdict, next) => (unbound(claim, verdict.clone(), now), *next),
     };
-    put(world, claim, &status).await?;
+    put(ctx, claim, &status).await?;
     if is_true(find(&status, READY))
         && let Served::By(sandbox) = &served
     {
         let key = Key::of(&claim.metadata);
-        if let Some(seen) = world.timings.became_ready(&key) {
-            metrics::claim_ready(world, claim, sandbox, &seen);
-            world.queues.notes.add(key);
+        if let Some(seen) = ctx.timings.became_ready(&key) {
+            metrics::claim_ready(ctx, claim, sandbox, &seen);
+            ctx.queues.annotations.add(key);
         }
     }
     Ok(next)
 }
 
-/// Writes what became of the claim itself; which sandbox it has, and how its pod ended, stays.
+/// Writes the `Ready` condition and keeps the bound sandbox and `Finished`.
 pub(super) async fn write_keeping(
-    world: &World,
+    ctx: &Context,
     claim: &SandboxClaim,
     verdict: Verdict,
     now: Timestamp,
 ) -> Result<()> {
     let mut status = unbound(claim, verdict, now);
     status.sandbox = claim.status.as_ref().and_then(|s| s.sandbox.clone());
-    put(world, claim, &status).await
+    put(ctx, claim, &status).await
 }
 
-async fn put(world: &World, claim: &SandboxClaim, status: &SandboxClaimStatus) -> Result<()> {
+async fn put(ctx: &Context, claim: &SandboxClaim, status: &SandboxClaimStatus) -> Result<()> {
     let before = claim.status.clone().unwrap_or_default();
     if same(&before, status) {
         return Ok(());
@@ -63,9 +63,9 @@ async fn put(world: &World, claim: &SandboxClaim, status: &SandboxClaimStatus) -
         "metadata": {"resourceVersion": claim.metadata.resource_version},
         "status": after,
     });
-    world
-        .patch_claim_status(&Key::of(&claim.metadata), patch)
-        .await
+    ctx.patch_claim_status(&Key::of(&claim.metadata), patch)
+        .await?;
+    Ok(())
 }
 
 fn bound(claim: &SandboxClaim, sandbox: &Sandbox, now: Timestamp) -> SandboxClaimStatus {
@@ -86,7 +86,7 @@ fn bound(claim: &SandboxClaim, sandbox: &Sandbox, now: Timestamp) -> SandboxClai
     }
 }
 
-/// The sandbox's word for it.
+/// The `Ready` condition of the sandbox, as that of the claim.
 fn ready(sandbox: &Sandbox) -> Verdict {
     let Some(condition) = sandbox.condition(READY) else {
         return Verdict::no("SandboxNotReady", "Sandbox is not ready");
@@ -137,7 +137,7 @@ mod tests {
     use crate::crd::SandboxSpec;
 
     #[test]
-    fn a_sandbox_that_says_nothing_is_not_ready() {
+    fn a_sandbox_without_a_condition_is_not_ready() {
         let verdict = ready(&Sandbox::new("box", SandboxSpec::default()));
         let words = (
             verdict.status,

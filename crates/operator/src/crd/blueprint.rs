@@ -1,22 +1,25 @@
-//! What Sandbox and SandboxTemplate have in common: the pod and the volumes to make.
+//! Types that Sandbox, SandboxTemplate and SandboxClaim share: pod template and volume claim template.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PodSpec};
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The pod that a sandbox runs in.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+/// Template of the pod of a sandbox.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct PodTemplate {
-    /// What the pod runs.
+    /// Spec of the pod.
     pub spec: PodSpec,
     /// Labels and annotations of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<PodMetadata>,
 }
 
-/// Labels and annotations that go onto a pod; nothing else of its metadata can be chosen.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// Labels and annotations of a pod; no other metadata can be set.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct PodMetadata {
     /// Labels of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -26,26 +29,28 @@ pub struct PodMetadata {
     pub annotations: Option<BTreeMap<String, String>>,
 }
 
-/// A volume that is made for the sandbox and lives as long as it, across suspend and expiry.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+/// Template of a PersistentVolumeClaim that exists as long as the sandbox, also while it is suspended or expired.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct VolumeClaimTemplate {
-    /// Name, labels and annotations of the claim for the volume.
+    /// Name, labels and annotations of the PersistentVolumeClaim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<VolumeClaimMetadata>,
-    /// The volume that is asked for.
+    /// Spec of the PersistentVolumeClaim.
     pub spec: PersistentVolumeClaimSpec,
 }
 
-/// Metadata of a claim for a volume.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// Metadata of a PersistentVolumeClaim.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct VolumeClaimMetadata {
-    /// Name of the volume in the pod; the claim is called `<name>-<sandbox>`.
+    /// Name of the volume in the pod; the PersistentVolumeClaim is named `<name>-<sandbox>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Labels of the claim.
+    /// Labels of the PersistentVolumeClaim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
-    /// Annotations of the claim.
+    /// Annotations of the PersistentVolumeClaim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotations: Option<BTreeMap<String, String>>,
 }
@@ -53,13 +58,13 @@ pub struct VolumeClaimMetadata {
 // === impl PodTemplate ===
 
 impl PodTemplate {
-    /// Labels of the pod that the template asks for.
+    /// Labels of the template.
     pub fn labels(&self) -> impl Iterator<Item = (&String, &String)> {
         let labels = self.metadata.as_ref().and_then(|m| m.labels.as_ref());
         labels.into_iter().flatten()
     }
 
-    /// Annotations of the pod that the template asks for.
+    /// Annotations of the template.
     pub fn annotations(&self) -> impl Iterator<Item = (&String, &String)> {
         let annotations = self.metadata.as_ref().and_then(|m| m.annotations.as_ref());
         annotations.into_iter().flatten()
@@ -69,7 +74,7 @@ impl PodTemplate {
 // === impl VolumeClaimTemplate ===
 
 impl VolumeClaimTemplate {
-    /// Name of the volume, empty where none was given.
+    /// Name of the volume; empty if it is not set.
     pub fn name(&self) -> &str {
         let name = self.metadata.as_ref().and_then(|m| m.name.as_deref());
         name.unwrap_or_default()

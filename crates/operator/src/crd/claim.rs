@@ -1,14 +1,17 @@
-//! `SandboxClaim`: "give me a sandbox of this pool".
+//! `SandboxClaim`: a request for one sandbox of a pool.
 #![expect(clippy::duplicated_attributes, reason = "each column is an attribute")]
 
 use super::{PodMetadata, VolumeClaimTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What is asked for.
-#[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+/// Spec of a SandboxClaim.
+#[derive(CustomResource, Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
     group = "extensions.agents.x-k8s.io",
     version = "v1beta1",
@@ -19,7 +22,7 @@ use serde::{Deserialize, Serialize};
     namespaced,
     status = "SandboxClaimStatus",
     derive = "PartialEq",
-    doc = "Asks for one sandbox of a pool: a warm one where there is one, else a new one.",
+    doc = "Requests one sandbox of a pool: a warm one if there is one, else a new one (cold start).",
     printcolumn(
         json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
         name = "Ready",
@@ -39,92 +42,98 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxClaimSpec {
-    /// The pool, and by it the template.
+    /// The warm pool, which also determines the template.
     pub warm_pool_ref: WarmPoolRef,
-    /// When the claim ends, and what happens then.
+    /// When the claim expires, and what happens then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<ClaimLifecycle>,
-    /// Labels and annotations for the pod.
+    /// Labels and annotations to add to the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub additional_pod_metadata: Option<PodMetadata>,
-    /// Environment variables; any of them forces a cold start.
+    /// Environment variables to add; any of them forces a cold start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<Vec<ClaimEnv>>,
-    /// Volumes; any of them forces a cold start.
+    /// Volumes to add; any of them forces a cold start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_claim_templates: Option<Vec<VolumeClaimTemplate>>,
 }
 
-/// A pool by name.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// Reference to a warm pool.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct WarmPoolRef {
     /// Name of a SandboxWarmPool in the claim's namespace.
     pub name: String,
 }
 
-/// When a claim ends, and what happens then.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+/// When a claim expires, and what happens then.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimLifecycle {
     /// When the claim expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shutdown_time: Option<Time>,
-    /// How long the claim stays after its pod finished.
+    /// The claim expires this many seconds after its pod finished.
     #[serde(
         default,
         rename = "ttlSecondsAfterFinished",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub ttl_seconds_after_finished: Option<i32>,
-    /// What happens when it expires.
+    /// What happens when the claim expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shutdown_policy: Option<ClaimShutdownPolicy>,
 }
 
 /// What happens to a claim that expires.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum ClaimShutdownPolicy {
-    /// Claim and sandbox are deleted.
+    /// The claim is deleted, and its sandbox with it.
     Delete,
-    /// The same, and the claim is seen until sandbox and pod are gone.
+    /// As Delete, with foreground deletion: the claim exists until its sandbox and pod are gone.
     DeleteForeground,
-    /// The sandbox is deleted, the claim stays.
+    /// The sandbox is deleted; the claim is kept.
     #[default]
     Retain,
 }
 
 /// One environment variable of a container.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimEnv {
     /// Name of the variable.
     pub name: String,
-    /// Its value.
+    /// Value of the variable.
     pub value: String,
-    /// The container, or the first one of the pod.
+    /// Name of the container; the first container of the pod if unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_name: Option<String>,
 }
 
-/// What the claim got.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+/// Status of a SandboxClaim.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct SandboxClaimStatus {
-    /// Ready and Finished.
+    /// Conditions: Ready and Finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Vec<Condition>>,
-    /// The sandbox.
+    /// The sandbox that the claim is bound to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<BoundSandbox>,
 }
 
-/// The sandbox of a claim.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// The sandbox that a claim is bound to.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct BoundSandbox {
     /// Name of the Sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Addresses of its pod.
+    /// IP addresses of its pod.
     #[serde(default, rename = "podIPs", skip_serializing_if = "Option::is_none")]
     pub pod_ips: Option<Vec<String>>,
 }
@@ -138,13 +147,13 @@ impl SandboxClaim {
         conditions.iter().find(|c| c.type_ == kind)
     }
 
-    /// Name of the sandbox that the status gives.
+    /// Name of the bound sandbox, from the status.
     pub fn bound_name(&self) -> Option<&str> {
         let sandbox = self.status.as_ref()?.sandbox.as_ref()?;
         sandbox.name.as_deref().filter(|name| !name.is_empty())
     }
 
-    /// Whether a warm sandbox cannot serve: it runs already, with its environment and volumes.
+    /// Whether a warm sandbox cannot be used: environment and volumes of a running pod cannot be changed.
     pub fn needs_cold_start(&self) -> bool {
         let env = self.spec.env.as_ref().is_some_and(|e| !e.is_empty());
         let volumes = self.spec.volume_claim_templates.as_ref();

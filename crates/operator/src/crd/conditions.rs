@@ -1,41 +1,41 @@
-//! Conditions: their types and reasons as clients match them, and how one is set.
+//! Status conditions: their types, and how one is built.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// The sandbox can be used.
+/// Condition type: the sandbox can be used.
 pub const READY: &str = "Ready";
-/// The sandbox's pod was deleted on request.
+/// Condition type: the sandbox is suspended; its pod is deleted.
 pub const SUSPENDED: &str = "Suspended";
-/// The pod has a node; mirrors the pod's own condition.
+/// Condition type: the pod has a node; mirrors the condition of the pod.
 pub const POD_SCHEDULED: &str = "PodScheduled";
-/// The pod ended by itself.
+/// Condition type: the pod has finished (phase Succeeded or Failed).
 pub const FINISHED: &str = "Finished";
 
-/// Status and words of a condition, before it is known since when.
+/// A condition without its times and generation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Verdict {
     /// `True`, `False` or `Unknown`.
     pub status: &'static str,
-    /// One word that clients match.
+    /// CamelCase word that clients match.
     pub reason: String,
-    /// A sentence for people.
+    /// Text for people; at most 32,000 bytes.
     pub message: String,
 }
 
 // === impl Verdict ===
 
 impl Verdict {
-    /// A condition that holds.
+    /// Status `True`.
     pub fn yes(reason: &str, message: impl Into<String>) -> Self {
         Self::new("True", reason, message)
     }
 
-    /// A condition that does not hold.
+    /// Status `False`.
     pub fn no(reason: &str, message: impl Into<String>) -> Self {
         Self::new("False", reason, message)
     }
 
-    /// A condition of which nothing is known.
+    /// Status `Unknown`.
     pub fn unknown(reason: &str, message: impl Into<String>) -> Self {
         Self::new("Unknown", reason, message)
     }
@@ -48,7 +48,7 @@ impl Verdict {
         }
     }
 
-    /// The condition as it is written, its time kept where `before` had the same status.
+    /// Builds the condition. `lastTransitionTime` is kept if `before` has the same status.
     pub fn condition(
         self,
         kind: &str,
@@ -69,15 +69,15 @@ impl Verdict {
     }
 }
 
-/// A longer message is refused, and the whole status with it.
-const LONGEST_MESSAGE: usize = 32_000;
+/// Longest message in bytes. The API server rejects a whole status with a longer one (32,768 characters).
+const MESSAGE_BYTES_MAX: usize = 32_000;
 
 fn shortened(mut message: String) -> String {
-    message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+    message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
     message
 }
 
-/// Whether a condition holds.
+/// Whether a condition exists and has the status `True`.
 pub fn is_true(condition: Option<&Condition>) -> bool {
     condition.is_some_and(|c| c.status == "True")
 }

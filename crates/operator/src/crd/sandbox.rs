@@ -4,11 +4,14 @@
 use super::{PodTemplate, VolumeClaimTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a sandbox is to be.
-#[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+/// Spec of a Sandbox.
+#[derive(CustomResource, Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
     group = "agents.x-k8s.io",
     version = "v1beta1",
@@ -38,12 +41,12 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxSpec {
-    /// The pod that runs the sandbox.
+    /// Template of the sandbox's pod.
     pub pod_template: PodTemplate,
-    /// Volumes that live as long as the sandbox; they cannot be changed later.
+    /// Volumes that exist as long as the sandbox; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_claim_templates: Option<Vec<VolumeClaimTemplate>>,
-    /// `true` makes a headless Service of the same name, `false` deletes it, unset keeps what is there.
+    /// `true` creates a headless Service of the same name, `false` deletes it, unset leaves it unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<bool>,
     /// When the sandbox expires.
@@ -58,30 +61,33 @@ pub struct SandboxSpec {
 }
 
 /// What happens to a Sandbox when it expires.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum ShutdownPolicy {
     /// The object is deleted, and its volumes with it.
     Delete,
-    /// The object stays and says that it expired; its pod and Service are deleted.
+    /// The object is kept, with the reason SandboxExpired; its pod and Service are deleted.
     #[default]
     Retain,
 }
 
-/// Whether the sandbox's pod runs.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// Whether the pod of a sandbox runs.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum OperatingMode {
-    /// It does.
+    /// The pod runs.
     #[default]
     Running,
-    /// It is deleted; volumes stay.
+    /// The pod is deleted; the volumes are kept.
     Suspended,
 }
 
-/// What a sandbox is.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+/// Status of a Sandbox.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxStatus {
-    /// Name of the headless Service in the cluster's DNS.
+    /// DNS name of the headless Service.
     #[serde(
         default,
         rename = "serviceFQDN",
@@ -91,13 +97,13 @@ pub struct SandboxStatus {
     /// Name of the headless Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// Ready, Suspended, PodScheduled and Finished.
+    /// Conditions: Ready, Suspended, PodScheduled and Finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Vec<Condition>>,
     /// Label selector of the sandbox's pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// Addresses of the pod.
+    /// IP addresses of the pod.
     #[serde(default, rename = "podIPs", skip_serializing_if = "Option::is_none")]
     pub pod_ips: Option<Vec<String>>,
     /// Node that the pod runs on.
@@ -108,7 +114,7 @@ pub struct SandboxStatus {
 // === impl Sandbox ===
 
 impl Sandbox {
-    /// Whether the pod is to run.
+    /// The mode of the spec; Running if unset.
     pub fn operating_mode(&self) -> OperatingMode {
         self.spec.operating_mode.unwrap_or_default()
     }

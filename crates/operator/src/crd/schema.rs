@@ -1,23 +1,23 @@
-//! The CustomResourceDefinitions as they are installed: what the derive makes, brought to the form that the API has.
+//! The CustomResourceDefinitions as they are installed: the schemas that the derive generates, with additions.
 //!
-//! The derive knows types and descriptions. What it cannot know is added here by path: defaults, rules over several
-//! fields, bounds of conditions, and how lists are merged.
+//! The derive has types and descriptions. Added here by path: defaults, validation rules over several fields, limits of
+//! conditions, and merge keys of lists.
 
+mod descriptions;
 mod lists;
-mod words;
 
 use super::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
 
-/// A name that is also a Service's must be a DNS label.
+/// Validation rule: the name of a Sandbox is also that of its Service, so it must be a DNS label.
 const SERVICE_NAME_RULE: &str =
     "!has(self.spec.service) || !self.spec.service || size(self.metadata.name) <= 63";
 const VOLUMES_RULE: &str = "has(self.volumeClaimTemplates) == has(oldSelf.volumeClaimTemplates) && \
      (!has(self.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)";
 
-/// The four definitions, in the order in which people list them.
+/// The four definitions, Sandbox first.
 pub fn definitions() -> Vec<Value> {
     vec![
         definition(Sandbox::crd(), sandbox),
@@ -37,7 +37,7 @@ fn definition(crd: CustomResourceDefinition, finish: fn(&mut Value)) -> Value {
     conditions(schema);
     finish(schema);
     lists::annotate(schema);
-    words::shorten(schema);
+    descriptions::shorten(schema);
     crd
 }
 
@@ -110,11 +110,11 @@ fn warm_pool(schema: &mut Value) {
     );
 }
 
-/// Removes what JSON Schema says and Kubernetes does not: `nullable` for what may be absent, titles, Rust's formats.
+/// Removes keywords that Kubernetes schemas do not have: `nullable` of optional fields, titles, formats of Rust types.
 fn tidy(schema: &mut Value) {
     match schema {
         Value::Object(object) => {
-            // A property may itself be called `title` or `nullable`: only keywords are removed.
+            // A property may be named `title` or `nullable`; only keywords are removed.
             if object.get("nullable").is_some_and(Value::is_boolean) {
                 object.remove("nullable");
             }
@@ -132,7 +132,7 @@ fn tidy(schema: &mut Value) {
     }
 }
 
-/// `kubectl explain` shows these three; the API server fills the rest of `metadata`.
+/// Descriptions of apiVersion, kind and metadata, for `kubectl explain`.
 fn describe_object(schema: &mut Value) {
     let properties = schema
         .pointer_mut("/properties")
@@ -149,7 +149,7 @@ fn describe_object(schema: &mut Value) {
     properties.insert("metadata".to_owned(), json!({"type": "object"}));
 }
 
-/// The bounds of a condition as Kubernetes' own types have them.
+/// Limits of conditions, the same as of metav1.Condition.
 fn conditions(schema: &mut Value) {
     let Some(items) =
         schema.pointer_mut("/properties/status/properties/conditions/items/properties")

@@ -1,13 +1,16 @@
-//! `SandboxTemplate`: what the sandboxes of a pool are made from, and what they may reach.
+//! `SandboxTemplate`: pod and volumes of the sandboxes of a pool, and their network policy.
 
 use super::{PodTemplate, VolumeClaimTemplate};
 use k8s_openapi::api::networking::v1::{NetworkPolicyEgressRule, NetworkPolicyIngressRule};
 use kube::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What sandboxes are made from.
-#[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+/// Spec of a SandboxTemplate.
+#[derive(CustomResource, Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
     group = "extensions.agents.x-k8s.io",
     version = "v1beta1",
@@ -17,61 +20,64 @@ use serde::{Deserialize, Serialize};
     shortname = "sandboxtemplate",
     namespaced,
     derive = "PartialEq",
-    doc = "What the sandboxes of a pool are made from, and what they may reach."
+    doc = "Template of the sandboxes of a pool: pod, volumes and network policy."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxTemplateSpec {
-    /// The pod that runs the sandbox.
+    /// Template of the sandbox's pod.
     pub pod_template: PodTemplate,
-    /// Volumes that live as long as the sandbox.
+    /// Volumes that exist as long as the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_claim_templates: Option<Vec<VolumeClaimTemplate>>,
     /// Whether sandboxes get a headless Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<bool>,
-    /// Rules that replace the built-in ones.
+    /// Network policy rules that replace the built-in ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkPolicyRules>,
-    /// Whether a NetworkPolicy is kept for the template's sandboxes.
+    /// Whether the controller manages a NetworkPolicy for the template's sandboxes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy_management: Option<NetworkPolicyManagement>,
-    /// Whether a claim may add environment variables.
+    /// Whether claims may add environment variables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_vars_injection_policy: Option<InjectionPolicy>,
-    /// Whether a claim may add volumes.
+    /// Whether claims may add volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_claim_templates_policy: Option<InjectionPolicy>,
 }
 
 /// Rules of the NetworkPolicy of a template.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct NetworkPolicyRules {
-    /// Who may reach the sandboxes.
+    /// Ingress rules: which peers may connect to the sandboxes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<Vec<NetworkPolicyIngressRule>>,
-    /// What the sandboxes may reach.
+    /// Egress rules: which peers the sandboxes may connect to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<Vec<NetworkPolicyEgressRule>>,
 }
 
-/// Who keeps the NetworkPolicy of a template.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// Whether the controller manages the NetworkPolicy of a template.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum NetworkPolicyManagement {
-    /// The controller does.
+    /// The controller creates and updates it.
     #[default]
     Managed,
-    /// Nobody here; the controller deletes its own.
+    /// The controller creates none, and deletes the one that it created.
     Unmanaged,
 }
 
-/// What a claim may add to what its template says.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// What a claim may add to the template.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum InjectionPolicy {
-    /// New names only.
+    /// New names; names of the template cannot be overridden.
     Allowed,
-    /// New names, and it may replace the template's.
+    /// New names, and names of the template can be overridden.
     Overrides,
-    /// Nothing.
+    /// Nothing may be added.
     #[default]
     Disallowed,
 }

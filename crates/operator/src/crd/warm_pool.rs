@@ -1,12 +1,15 @@
-//! `SandboxWarmPool`: sandboxes that run before anybody asks for them.
+//! `SandboxWarmPool`: pre-started sandboxes of one template, for claims.
 #![expect(clippy::duplicated_attributes, reason = "each column is an attribute")]
 
 use kube::CustomResource;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How many sandboxes wait, and of what kind.
-#[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+/// Spec of a SandboxWarmPool.
+#[derive(CustomResource, Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
 #[kube(
     group = "extensions.agents.x-k8s.io",
     version = "v1beta1",
@@ -17,7 +20,7 @@ use serde::{Deserialize, Serialize};
     namespaced,
     status = "SandboxWarmPoolStatus",
     derive = "PartialEq",
-    doc = "Sandboxes of one template that run before anybody asks for them.",
+    doc = "Keeps pre-started sandboxes of one template ready for claims.",
     scale(
         spec_replicas_path = ".spec.replicas",
         status_replicas_path = ".status.replicas",
@@ -33,56 +36,60 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxWarmPoolSpec {
-    /// How many sandboxes wait. None at all makes every claim a cold start.
+    /// Number of unclaimed sandboxes to keep running. With 0 every claim is a cold start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub replicas: Option<i32>,
-    /// What they are made from.
+    /// The template of the sandboxes.
     pub sandbox_template_ref: TemplateRef,
-    /// What happens to waiting sandboxes when the template changes.
+    /// What happens to unclaimed sandboxes when the template changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_strategy: Option<UpdateStrategy>,
 }
 
-/// A template by name.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// Reference to a template.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct TemplateRef {
     /// Name of a SandboxTemplate in the same namespace.
     pub name: String,
 }
 
-/// What happens to waiting sandboxes when the template changes.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// What happens to unclaimed sandboxes when the template changes.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct UpdateStrategy {
-    /// Which of the two ways.
+    /// Recreate or OnReplenish.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<UpdateStrategyType>,
 }
 
-/// The two ways to follow a template that changed.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// Type of an update strategy.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum UpdateStrategyType {
-    /// Sandboxes of the old template are deleted at once.
+    /// Sandboxes of the old template are replaced at once.
     Recreate,
-    /// They are handed out; new ones follow the new template.
+    /// Sandboxes of the old template are still bound to claims; only new ones use the new template.
     #[default]
     OnReplenish,
 }
 
-/// What the pool is.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+/// Status of a SandboxWarmPool.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxWarmPoolStatus {
-    /// Sandboxes in the pool.
+    /// Number of sandboxes in the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Those of them that are ready.
+    /// Number of sandboxes in the pool that are ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
     /// Label selector of the pool's sandboxes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// The generation that these figures are of.
+    /// Generation of the spec that this status is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
@@ -90,12 +97,12 @@ pub struct SandboxWarmPoolStatus {
 // === impl SandboxWarmPool ===
 
 impl SandboxWarmPool {
-    /// How many sandboxes are to wait.
+    /// Desired number of unclaimed sandboxes; 1 if unset.
     pub fn desired(&self) -> usize {
         usize::try_from(self.spec.replicas.unwrap_or(1)).unwrap_or(0)
     }
 
-    /// What happens when the template changes.
+    /// The update strategy; OnReplenish if unset.
     pub fn strategy(&self) -> UpdateStrategyType {
         let strategy = self.spec.update_strategy.as_ref();
         strategy.and_then(|s| s.kind).unwrap_or_default()

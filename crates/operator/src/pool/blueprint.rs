@@ -1,4 +1,4 @@
-//! What a template says a sandbox is: the spec to make one with, and whether one was made from the same.
+//! The spec of a sandbox for a template, its hash, and whether a sandbox still matches it.
 
 use crate::crd::names;
 use crate::crd::{
@@ -7,10 +7,10 @@ use crate::crd::{
 use k8s_openapi::api::core::v1::{PodDNSConfig, PodSpec};
 use serde_json::json;
 
-/// Resolvers for sandboxes that may reach the internet and nothing of the cluster, its DNS included.
+/// DNS resolvers of sandboxes under the built-in NetworkPolicy, which blocks the cluster's DNS.
 const PUBLIC_RESOLVERS: [&str; 2] = ["8.8.8.8", "1.1.1.1"];
 
-/// The spec of a new sandbox.
+/// The spec of a new sandbox of this template.
 pub(crate) fn spec(template: &SandboxTemplate) -> SandboxSpec {
     let mut pod_template = template.spec.pod_template.clone();
     secure(&mut pod_template.spec, template);
@@ -22,7 +22,7 @@ pub(crate) fn spec(template: &SandboxTemplate) -> SandboxSpec {
     }
 }
 
-/// What a template does not say is chosen on the safe side.
+/// Sets secure defaults where the template has no value.
 fn secure(pod: &mut PodSpec, template: &SandboxTemplate) {
     pod.automount_service_account_token.get_or_insert(false);
     let managed = template.spec.network_policy_management.unwrap_or_default()
@@ -37,7 +37,7 @@ fn secure(pod: &mut PodSpec, template: &SandboxTemplate) {
     }
 }
 
-/// Hash of everything that makes a sandbox stale when it changes; labels and annotations do not.
+/// Hash of the fields that make a sandbox stale when they change; labels and annotations are not among them.
 pub(crate) fn hash(template: &SandboxTemplate) -> String {
     let spec = spec(template);
     let volumes: Vec<_> = spec
@@ -51,7 +51,7 @@ pub(crate) fn hash(template: &SandboxTemplate) -> String {
     names::hash(&blueprint.to_string())
 }
 
-/// Whether a sandbox was made from something else than what the template says now.
+/// Whether a sandbox differs from what the template would create now.
 pub(crate) fn differs(template: &SandboxTemplate, sandbox: &Sandbox) -> bool {
     let wanted = spec(template);
     let volumes = |spec: &SandboxSpec| -> Vec<_> {

@@ -1,26 +1,26 @@
-//! Making the sandboxes of a pool: a few first, twice as many when that went well.
+//! Creates the sandboxes of a pool with slow start: one first, then batches that double as long as there is no error.
 
-use super::{Recipe, blueprint, owner};
+use super::{Recipe, blueprint};
 use crate::cache::Key;
+use crate::caches::pooled_in;
+use crate::context::Context;
 use crate::crd::names::{
     self, CREATED_BY, LAUNCH_TYPE, TEMPLATE_HASH, TEMPLATE_REF, TEMPLATE_REF_HASH, WARM_POOL,
 };
 use crate::crd::{Sandbox, SandboxWarmPool};
-use crate::error::{Context, Result, within};
-use crate::events::Note;
-use crate::held::pooled_in;
-use crate::world::World;
+use crate::error::{ErrorContext, Result, within};
+use crate::events::Event;
+use crate::object_meta::owner_reference;
 use futures::future::join_all;
 use kube::api::{ListParams, ObjectMeta};
 use std::collections::BTreeSet;
 
-/// Sandboxes that are made at the same time at most: enough to fill the connection, few enough to leave the API server
-/// to claims.
+/// Concurrent create requests: enough to use the connection, few enough to leave the API server to claims.
 const AT_ONCE: usize = 16;
 
-/// Makes `count` sandboxes, or fewer where the API server refuses.
+/// Creates `count` sandboxes. Stops at the first error.
 pub(super) async fn sandboxes(
-    world: &World,
+    ctx: &Context,
     pool: &SandboxWarmPool,
     recipe: &Recipe,
     count: usize,
@@ -30,36 +30,36 @@ pub(super) async fn sandboxes(
     let (mut left, mut step) = (count, 1);
     while left > 0 {
         let now = step.min(left).min(AT_ONCE);
-        let made = join_all((0..now).map(|_| world.create_sandbox(&sandbox))).await;
+        let made = join_all((0..now).map(|_| ctx.create_sandbox(&sandbox))).await;
         if let Some(error) = made.into_iter().find_map(std::result::Result::err) {
             if error.is_ambiguous() {
-                // It may have been made all the same: what is there is asked before more are made.
-                take_stock(world, pool).await?;
-            } else if error.is_worth_telling() && world.pool_failing.changed(&key, true) {
+                // It may have been created all the same: list before creating more.
+                relist(ctx, pool).await?;
+            } else if error.is_reportable() && ctx.pool_create_failing.changed(&key, true) {
                 let text = format!("a sandbox could not be made: {error}");
-                let note = Note::warning("SandboxCreateFailed", "Replenishing", text);
-                world.note(pool, note);
+                let event = Event::warning("SandboxCreateFailed", "Replenishing", text);
+                ctx.record_event(pool, event);
             }
             return Err(error);
         }
         left -= now;
         step *= 2;
     }
-    world.pool_failing.changed(&key, false);
+    ctx.pool_create_failing.changed(&key, false);
     Ok(())
 }
 
-/// Takes in every sandbox of the pool that the API server has.
-async fn take_stock(world: &World, pool: &SandboxWarmPool) -> Result<()> {
+/// Lists the sandboxes of the pool and caches those that are missing.
+async fn relist(ctx: &Context, pool: &SandboxWarmPool) -> Result<()> {
     let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     let selector = format!("{WARM_POOL}={}", names::hash(name));
-    let api = world.api::<Sandbox>(namespace);
+    let api = ctx.api::<Sandbox>(namespace);
     let selected = ListParams::default().labels(&selector);
     let list = within(api.list(&selected)).await;
-    let list = list.doing(|| format!("list sandboxes of pool {namespace}/{name}"))?;
-    let known: BTreeSet<_> = world
-        .held
+    let list = list.with_context(|| format!("list sandboxes of pool {namespace}/{name}"))?;
+    let known: BTreeSet<_> = ctx
+        .caches
         .sandboxes
         .find(&pooled_in(namespace, &names::hash(name)))
         .iter()
@@ -72,7 +72,7 @@ async fn take_stock(world: &World, pool: &SandboxWarmPool) -> Result<()> {
             .as_ref()
             .is_none_or(|uid| !known.contains(uid))
         {
-            world.hold_sandbox(sandbox);
+            ctx.cache_sandbox(sandbox);
         }
     }
     Ok(())
@@ -94,7 +94,7 @@ fn desired(pool: &SandboxWarmPool, recipe: &Recipe) -> Sandbox {
         namespace: pool.metadata.namespace.clone(),
         labels: Some(labels.map(|(key, value)| (key.to_owned(), value)).into()),
         annotations: Some([(TEMPLATE_REF.to_owned(), template_name.clone())].into()),
-        owner_references: Some(vec![owner(pool)]),
+        owner_references: Some(vec![owner_reference(pool)]),
         ..ObjectMeta::default()
     };
     sandbox

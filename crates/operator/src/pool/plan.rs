@@ -1,62 +1,61 @@
-//! What a pool needs now: a function of what is there, tested without a cluster.
+//! The plan of a pool, as a pure function of its sandboxes: how many to create, which to delete, when to look again.
 
 use crate::crd::UpdateStrategyType;
 use std::time::Duration;
 
-/// A sandbox of the pool, as far as the plan cares.
+/// A sandbox of the pool, reduced to what the plan needs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Member {
-    /// Its name.
     pub(super) name: String,
-    /// It can be handed out.
+    /// Its condition `Ready` is true: it can be bound to a claim.
     pub(super) ready: bool,
-    /// It is being deleted.
+    /// It has a deletion timestamp.
     pub(super) deleting: bool,
-    /// Its pod ended by itself: it will never be ready again.
+    /// Its pod has finished, so it will never be ready again.
     pub(super) finished: bool,
-    /// It was made from what the template no longer says.
+    /// It was created from an older version of the template.
     pub(super) stale: bool,
-    /// No node takes its pod: making another would not help.
-    pub(super) held_up: bool,
-    /// How long ago it was made.
+    /// No node takes its pod, so a replacement would not help.
+    pub(super) unschedulable: bool,
+    /// Time since its creation.
     pub(super) age: Duration,
-    /// How long it has not been ready.
+    /// Time since it was last ready, or since its creation.
     pub(super) unready: Duration,
 }
 
-/// What the pool is to be.
+/// Desired state of the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// How many sandboxes are to wait.
+    /// Number of unclaimed sandboxes.
     pub(super) replicas: usize,
-    /// What happens to stale ones.
+    /// Whether stale sandboxes are deleted.
     pub(super) strategy: UpdateStrategyType,
-    /// How long a sandbox may take to become ready.
+    /// Readiness grace period: a sandbox that is not ready for this long is replaced.
     pub(super) grace: Duration,
-    /// How soon a sandbox that no node takes is looked at again.
+    /// Recheck interval while a sandbox is unschedulable.
     pub(super) recheck: Duration,
-    /// How many may be made in one pass.
+    /// Largest number of sandboxes to create in one reconcile.
     pub(super) batch: usize,
 }
 
-/// What to do about it.
+/// The changes that bring the pool to its desired state.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Plan {
-    /// How many sandboxes to make.
+    /// Number of sandboxes to create.
     pub(super) create: usize,
-    /// Which to delete.
+    /// Names of the sandboxes to delete.
     pub(super) delete: Vec<String>,
-    /// Some sandbox is beyond its time because no node takes it.
-    pub(super) held_up: bool,
-    /// When to look again although nothing changed.
+    /// A sandbox exceeded its grace period because no node takes its pod.
+    pub(super) unschedulable: bool,
+    /// When to reconcile again although nothing changed.
     pub(super) recheck: Option<Duration>,
-    /// Sandboxes that are in the pool after this plan, without those to be made.
+    /// Number of sandboxes after the deletions, without those to create.
     pub(super) replicas: usize,
-    /// Those of them that are ready.
+    /// Number of these that are ready.
     pub(super) ready: usize,
 }
 
-/// What to do for a pool with these members.
+/// Plans the changes for a pool with these members.
 pub(super) fn plan(wanted: &Wanted, members: &[Member]) -> Plan {
     let mut plan = Plan::default();
     let terminating = members.iter().filter(|m| m.deleting).count();
@@ -67,11 +66,11 @@ pub(super) fn plan(wanted: &Wanted, members: &[Member]) -> Plan {
             continue;
         }
         if !member.ready {
-            plan.watch_over(wanted, member);
+            plan.recheck_member(wanted, member);
         }
         kept.push(member);
     }
-    // Unready ones go first, then the newest.
+    // Surplus sandboxes: those that are not ready first, then the newest.
     kept.sort_by_key(|m| std::cmp::Reverse((m.ready, m.age, m.name.clone())));
     let surplus = kept.split_off(kept.len().min(wanted.replicas));
     plan.delete.extend(surplus.iter().map(|m| m.name.clone()));
@@ -82,22 +81,22 @@ pub(super) fn plan(wanted: &Wanted, members: &[Member]) -> Plan {
     plan
 }
 
-/// Whether a member is of no use any more.
+/// Whether a member must be replaced.
 fn is_lost(wanted: &Wanted, member: &Member) -> bool {
     let outdated = member.stale && wanted.strategy == UpdateStrategyType::Recreate;
-    let late = !member.ready && !member.held_up && member.unready >= wanted.grace;
+    let late = !member.ready && !member.unschedulable && member.unready >= wanted.grace;
     outdated || late || member.finished
 }
 
 // === impl Plan ===
 
 impl Plan {
-    /// Comes back when a member that is not ready is due.
-    fn watch_over(&mut self, wanted: &Wanted, member: &Member) {
+    /// Schedules a recheck for the end of a member's grace period.
+    fn recheck_member(&mut self, wanted: &Wanted, member: &Member) {
         let due = if member.unready < wanted.grace {
             wanted.grace - member.unready
         } else {
-            self.held_up = true;
+            self.unschedulable = true;
             wanted.recheck
         };
         self.recheck = Some(self.recheck.map_or(due, |sooner| sooner.min(due)));
@@ -128,7 +127,7 @@ mod tests {
             deleting: false,
             finished: false,
             stale: false,
-            held_up: false,
+            unschedulable: false,
             age: Duration::from_secs(age),
             unready: if ready {
                 Duration::ZERO
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn unready_ones_go_first_then_the_newest() {
+    fn surplus_is_deleted_unready_first_then_the_newest() {
         let members = [
             member("old", true, 30),
             member("new", true, 10),
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_ones_go_only_when_asked() {
+    fn stale_sandboxes_are_deleted_only_with_recreate() {
         let stale = Member {
             stale: true,
             ..member("a", true, 5)
@@ -174,27 +173,30 @@ mod tests {
         };
         let plan = plan(&recreate, &[stale]);
         assert_eq!(plan.delete, ["a"]);
-        assert_eq!(plan.create, 0, "its place is free when it is gone");
+        assert_eq!(
+            plan.create, 0,
+            "its replacement is created after the deletion"
+        );
     }
 
     #[test]
-    fn a_late_one_goes_unless_no_node_takes_it() {
+    fn a_sandbox_past_its_grace_period_is_deleted_unless_unschedulable() {
         let late = member("late", false, 301);
         assert_eq!(
             plan(&wanted(1), std::slice::from_ref(&late)).delete,
             ["late"]
         );
-        let held = Member {
-            held_up: true,
+        let unschedulable = Member {
+            unschedulable: true,
             ..late
         };
-        let plan = plan(&wanted(1), &[held]);
-        assert!(plan.delete.is_empty() && plan.held_up);
+        let plan = plan(&wanted(1), &[unschedulable]);
+        assert!(plan.delete.is_empty() && plan.unschedulable);
         assert_eq!(plan.recheck, Some(Duration::from_secs(60)));
     }
 
     #[test]
-    fn an_old_one_that_blinks_stays() {
+    fn an_old_sandbox_that_is_briefly_unready_is_kept() {
         let blinking = Member {
             unready: Duration::from_secs(1),
             ..member("old", false, 4000)
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_starts_is_looked_at_when_its_time_is_up() {
+    fn a_starting_sandbox_is_rechecked_at_the_end_of_its_grace_period() {
         let plan = plan(
             &wanted(2),
             &[member("a", false, 100), member("b", false, 250)],
@@ -213,9 +215,9 @@ mod tests {
 
     prop_compose! {
         fn any_member(name: usize)(
-            ready: bool, deleting: bool, finished: bool, stale: bool, held_up: bool, age in 0u64..600,
+            ready: bool, deleting: bool, finished: bool, stale: bool, unschedulable: bool, age in 0u64..600,
         ) -> Member {
-            Member { deleting, finished, stale, held_up, ..member(&format!("m{name}"), ready, age) }
+            Member { deleting, finished, stale, unschedulable, ..member(&format!("m{name}"), ready, age) }
         }
     }
 
@@ -226,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_more_than_wanted_and_always_towards_it(
+        fn a_plan_never_exceeds_the_replicas_and_converges(
             replicas in 0usize..30, recreate: bool, members in any_members(),
         ) {
             let strategy = if recreate { UpdateStrategyType::Recreate } else { UpdateStrategyType::OnReplenish };
@@ -241,9 +243,9 @@ mod tests {
             }
         }
 
-        /// Passes over what the last one left end, with exactly the wanted number.
+        /// Repeated plans end with exactly the desired number of sandboxes.
         #[test]
-        fn it_converges(replicas in 0usize..30, members in any_members()) {
+        fn repeated_plans_reach_the_replicas(replicas in 0usize..30, members in any_members()) {
             let wanted = wanted(replicas);
             let mut members = members;
             for round in 0..6 {

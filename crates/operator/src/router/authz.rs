@@ -1,11 +1,12 @@
-//! Who may reach a sandbox. Asked before it is looked for, so that nobody learns what there is.
+//! Authorization: whether a client may reach a sandbox. Before the lookup, so that a refusal does not tell whether the
+//! sandbox exists.
 
 mod cache;
 mod review;
 pub(super) mod token;
 
-use super::answer::Refusal;
 use super::options::{AuthzMode, Options};
+use super::refusal::Refusal;
 use super::target::{POD_IP, Target, UID};
 use super::{Error, read_file};
 use hyper::StatusCode;
@@ -14,29 +15,29 @@ use review::Reviews;
 use std::time::SystemTime;
 use token::Secret;
 
-/// Of a bearer token: service account tokens have some 1,200 bytes, those of companies' logins a few thousand.
+/// Largest bearer token: those of service accounts have about 1,200 bytes, those of OIDC providers a few thousand.
 const TOKEN_BYTES_MAX: usize = 16 * 1024;
 
-/// Who decides.
+/// The configured authorizer (`--authz-mode`).
 pub(super) enum Authorizer {
-    /// Nobody: everybody may.
+    /// Every request is allowed.
     AllowAll,
-    /// The cluster.
+    /// The API server decides, by TokenReview and SubjectAccessReview.
     Reviews(Box<Reviews>),
-    /// Whoever made the token.
+    /// A scoped token, signed with this secret, names the sandbox.
     Scoped(Secret),
 }
 
-/// Why not.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// We do not know who is asking.
-    Unknown,
-    /// We do, and he may not.
+    /// There is no valid token.
+    Unauthenticated,
+    /// The token is valid, but not for this sandbox.
     Forbidden,
-    /// A token for one sandbox, with a header that means another.
+    /// A scoped token was sent together with a header that overrides the target.
     Redirected,
-    /// The cluster did not say.
+    /// The API server did not answer a review.
     Unavailable,
 }
 
@@ -46,7 +47,9 @@ impl Authorizer {
     pub(super) fn new(options: &Options, client: &kube::Client) -> Result<Self, Error> {
         match options.authz_mode {
             AuthzMode::AllowAll => {
-                tracing::warn!("--authz-mode allow-all: whoever can connect reaches every sandbox");
+                tracing::warn!(
+                    "--authz-mode allow-all: no authorization; every client reaches every sandbox"
+                );
                 Ok(Self::AllowAll)
             }
             AuthzMode::Tokenreview => Ok(Self::Reviews(Box::new(Reviews::new(
@@ -64,7 +67,7 @@ impl Authorizer {
         }
     }
 
-    /// Whether who sent these headers may reach it.
+    /// Checks the token in the headers of a request against its target.
     pub(super) async fn authorize(
         &self,
         headers: &HeaderMap,
@@ -73,13 +76,13 @@ impl Authorizer {
         match self {
             Self::AllowAll => Ok(()),
             Self::Reviews(reviews) => {
-                let token = bearer(headers).ok_or(Denied::Unknown)?;
+                let token = bearer(headers).ok_or(Denied::Unauthenticated)?;
                 reviews.authorize(token, target).await
             }
             Self::Scoped(secret) => {
-                let token = bearer(headers).ok_or(Denied::Unknown)?;
+                let token = bearer(headers).ok_or(Denied::Unauthenticated)?;
                 secret.authorize(token, target, SystemTime::now())?;
-                // The format is older than the check of these headers, and promises that they are not followed.
+                // Scoped tokens, version 1, do not cover these headers, so they must not be used.
                 let redirected = headers.contains_key(POD_IP) || headers.contains_key(UID);
                 if redirected {
                     Err(Denied::Redirected)
@@ -96,7 +99,7 @@ impl Authorizer {
 impl Denied {
     pub(super) fn refusal(self) -> Refusal {
         let (status, detail) = match self {
-            Self::Unknown => (
+            Self::Unauthenticated => (
                 StatusCode::UNAUTHORIZED,
                 "A valid token is required: send Authorization: Bearer <token>.",
             ),
@@ -110,14 +113,14 @@ impl Denied {
             ),
             Self::Unavailable => (
                 StatusCode::SERVICE_UNAVAILABLE,
-                "The cluster did not say whether this token is valid; try again.",
+                "The API server did not answer whether this token is valid; try again.",
             ),
         };
         Refusal::new(status, detail)
     }
 }
 
-/// The token, if there is exactly one.
+/// The bearer token, if there is exactly one.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next()?.to_str().ok()?;

@@ -1,4 +1,4 @@
-//! Bodies on their way: as they come, none kept, and not for ever.
+//! Streaming bodies of the proxy: a body with a deadline, and a body with a size limit. Nothing is buffered.
 
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Empty, Full};
@@ -11,28 +11,28 @@ use std::task::{Context, Poll, ready};
 use tokio::time::{Instant, Sleep};
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// What any body is here.
+/// A type-erased body.
 pub(super) type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
-pub(super) type Answer = Response<AnyBody>;
+pub(super) type BoxResponse = Response<AnyBody>;
 
-/// Why a body broke off in the middle.
+/// Why a body was cut off.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
-    #[error("the request took longer than it may")]
+pub(super) enum BodyError {
+    #[error("the request exceeded its timeout")]
     TooLong,
-    #[error("the body of the request is larger than it may be")]
+    #[error("the request body exceeds its size limit")]
     TooLarge,
 }
 
-/// A body that ends when its time is over; `at_end` is dropped with it, or when all of it has passed.
-pub(super) struct Timed<B, T> {
+/// A body that fails at a deadline. `at_end` is dropped at the end of the body, or with it.
+pub(super) struct DeadlineBody<B, T> {
     inner: B,
     until: Pin<Box<Sleep>>,
     at_end: Option<T>,
 }
 
-/// The body of a request, up to a size.
-pub(super) struct Capped<B> {
+/// A request body with a size limit.
+pub(super) struct LimitedBody<B> {
     inner: B,
     left: u64,
     exceeded: Arc<AtomicBool>,
@@ -47,9 +47,9 @@ pub(super) fn empty() -> AnyBody {
     UnsyncBoxBody::new(Empty::new().map_err(|never| match never {}))
 }
 
-// === impl Timed ===
+// === impl DeadlineBody ===
 
-impl<B: Body, T> Timed<B, T> {
+impl<B: Body, T> DeadlineBody<B, T> {
     pub(super) fn new(inner: B, until: Instant, at_end: T) -> Self {
         let at_end = (!inner.is_end_stream()).then_some(at_end);
         Self {
@@ -60,7 +60,7 @@ impl<B: Body, T> Timed<B, T> {
     }
 }
 
-impl<B, T> Body for Timed<B, T>
+impl<B, T> Body for DeadlineBody<B, T>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -74,7 +74,7 @@ where
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if self.until.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Some(Err(Broken::TooLong.into())));
+            return Poll::Ready(Some(Err(BodyError::TooLong.into())));
         }
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
         if frame.is_none() || self.inner.is_end_stream() {
@@ -92,10 +92,10 @@ where
     }
 }
 
-// === impl Capped ===
+// === impl LimitedBody ===
 
-impl<B> Capped<B> {
-    /// `exceeded` becomes true when there was more.
+impl<B> LimitedBody<B> {
+    /// `exceeded` becomes true when the body is larger than `bytes_max`.
     pub(super) fn new(inner: B, bytes_max: u64, exceeded: Arc<AtomicBool>) -> Self {
         Self {
             inner,
@@ -105,7 +105,7 @@ impl<B> Capped<B> {
     }
 }
 
-impl<B> Body for Capped<B>
+impl<B> Body for LimitedBody<B>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -126,7 +126,7 @@ where
             Some(left) => self.left = left,
             None => {
                 self.exceeded.store(true, Ordering::Relaxed);
-                return Poll::Ready(Some(Err(Broken::TooLarge.into())));
+                return Poll::Ready(Some(Err(BodyError::TooLarge.into())));
             }
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))

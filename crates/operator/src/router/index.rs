@@ -1,4 +1,4 @@
-//! Where sandboxes are: the ready pods of each, as the watch tells. The only source of addresses that are dialled.
+//! Endpoint index: the ready pods of each sandbox, from the informer. The only source of addresses that are dialled.
 
 use super::target::{Target, is_pod_address};
 use crate::crd::names::{GROUP, WARM_POOL};
@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// One pod of a sandbox, as little of it as routing needs: there are thousands.
+/// A ready pod of a sandbox, reduced to what routing needs: there may be thousands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) namespace: Box<str>,
@@ -20,34 +20,34 @@ pub(super) struct Endpoint {
     pod: Box<str>,
     pub(super) pod_uid: Box<str>,
     addresses: Box<[IpAddr]>,
-    /// Nobody has claimed it yet.
+    /// It is in a warm pool: no claim has it yet.
     pooled: bool,
-    /// In Unix time.
+    /// Creation of the pod, in Unix seconds.
     created: i64,
 }
 
-/// Where to go for a target.
+/// The endpoint and address for a target.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) address: IpAddr,
 }
 
-/// Why there is nowhere to go.
+/// Why there is no endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
-    /// No ready pod of that name.
+    /// The sandbox has no ready pod, or does not exist.
     Pod,
-    /// There is one, but of another sandbox that has the name now.
+    /// The sandbox of this name has another UID.
     OtherUid,
 }
 
-/// See the module.
+/// The endpoint index; see the module.
 #[derive(Debug)]
 pub(super) struct Index {
     pods: RwLock<Pods>,
     allow_loopback: bool,
-    /// How often it changed; 0 until the first list is complete.
+    /// Number of changes; 0 until the initial sync is complete.
     changes: watch::Sender<u64>,
 }
 
@@ -58,7 +58,7 @@ struct Pods {
     /// By namespace and name of the sandbox, best first.
     by_sandbox: HashMap<String, Vec<Arc<Endpoint>>>,
     namespaces: HashMap<Box<str>, usize>,
-    /// What a list has given so far.
+    /// Endpoints of a list in progress.
     listed: Option<Vec<Endpoint>>,
 }
 
@@ -73,18 +73,18 @@ impl Index {
         }
     }
 
-    /// Whether the first list is complete.
+    /// Whether the initial sync is complete.
     pub(super) fn is_ready(&self) -> bool {
         *self.changes.borrow() > 0
     }
 
-    /// Whether a sandbox is there: names of such namespaces are few, and may stand in metrics.
+    /// Whether the namespace has a sandbox; only such namespaces are used as metric labels.
     pub(super) fn knows_namespace(&self, namespace: &str) -> bool {
         let pods = self.pods.read().unwrap_or_else(PoisonError::into_inner);
         pods.namespaces.contains_key(namespace)
     }
 
-    /// Takes in what the watch says.
+    /// Applies a watch event.
     pub(super) fn apply(&self, event: Event<Pod>) {
         let mut pods = self.pods.write().unwrap_or_else(PoisonError::into_inner);
         match event {
@@ -114,14 +114,14 @@ impl Index {
             }
         }
         drop(pods);
-        // Readers are told, but a list that has not ended does not become complete by news.
+        // Notifies waiting requests. Before the initial sync is complete the count stays 0.
         self.changes.send_if_modified(|count| {
             *count += u64::from(*count > 0);
             *count > 0
         });
     }
 
-    /// Where to go.
+    /// Looks up the endpoint for a target.
     pub(super) fn find(&self, target: &Target) -> Result<Found, Missing> {
         let pods = self.pods.read().unwrap_or_else(PoisonError::into_inner);
         let named = pods.by_sandbox.get(&key(&target.namespace, &target.name));
@@ -140,7 +140,7 @@ impl Index {
         Err(missing)
     }
 
-    /// Where to go, if need be after a while: the caller may have heard of its sandbox before we do.
+    /// As [`Self::find`], but waits for the endpoint: the client may know its sandbox before our watch does.
     pub(super) async fn wait(&self, target: &Target, within: Duration) -> Result<Found, Missing> {
         let mut changes = self.changes.subscribe();
         let wanted = async {
@@ -158,7 +158,7 @@ impl Index {
         }
     }
 
-    /// None for a pod that is not to be dialled.
+    /// The endpoint of a pod. `None`: not owned by a Sandbox, not ready, being deleted, or on the host network.
     fn endpoint(&self, pod: &Pod) -> Option<Endpoint> {
         let meta = &pod.metadata;
         let owner = meta.owner_references.iter().flatten().find(|owner| {
@@ -168,7 +168,7 @@ impl Index {
                 .is_some_and(|(group, _)| group == GROUP);
             owner.controller == Some(true) && owner.kind == "Sandbox" && ours
         })?;
-        // The address of such a pod is its node's, and its ports are the node's.
+        // With host networking the address of the pod is that of its node.
         let on_host = pod.spec.as_ref()?.host_network == Some(true);
         let status = pod.status.as_ref()?;
         if on_host || meta.deletion_timestamp.is_some() || !is_ready(status) {
@@ -211,8 +211,8 @@ impl Pods {
             .entry(key(&endpoint.namespace, &endpoint.sandbox))
             .or_default();
         named.push(Arc::clone(&endpoint));
-        // A pod that merely says that a sandbox owns it does not come before the one that the controller made,
-        // which has the sandbox's name, and before nothing that is older.
+        // The pod that the controller created has the name of the sandbox and comes first, then the oldest: a pod with
+        // a forged owner reference must not take its place.
         named.sort_by_key(|endpoint| (endpoint.pod != endpoint.sandbox, endpoint.created));
         self.all.insert(pod, endpoint);
     }
@@ -240,15 +240,15 @@ impl Pods {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// The address to dial for this target.
+    /// The address to dial for a target.
     fn serves(&self, target: &Target) -> Result<IpAddr, Missing> {
         match &target.uid {
             Some(uid) if **uid != *self.sandbox_uid => return Err(Missing::OtherUid),
-            // Whoever knows the UID has seen the sandbox; a name can be guessed, and a pooled sandbox is nobody's yet.
+            // A pooled sandbox is reached only with its UID, which cannot be guessed: it has no claim yet.
             None if self.pooled => return Err(Missing::Pod),
             Some(_) | None => {}
         }
-        // What callers remember may be old: the sandbox may have a new pod. It chooses among addresses, no more.
+        // X-Sandbox-Pod-IP may be stale. It only selects among the addresses of the pod.
         let asked = target.pod_ip.filter(|ip| self.addresses.contains(ip));
         let address = asked.or_else(|| self.addresses.first().copied());
         address.ok_or(Missing::Pod)

@@ -1,6 +1,6 @@
-//! What is counted, under the names that dashboards for this router know.
+//! Prometheus metrics of the router, with the names of the agent-sandbox router, so that its dashboards work.
 //!
-//! No label is a caller's to choose: namespaces are those in which there is a sandbox, methods those that exist.
+//! Clients cannot create label values: namespaces are those with a sandbox, methods are a fixed list.
 
 use hyper::Method;
 use metrics::{
@@ -19,54 +19,48 @@ const AUTHZ_DECISIONS: &str = "sandbox_router_authz_decisions_total";
 const CERT_RELOADS: &str = "sandbox_router_cert_reloads_total";
 const BUILD_INFO: &str = "sandbox_router_build_info";
 
-/// In seconds, up to the default of --proxy-timeout.
+/// Histogram buckets in seconds, up to the default of --proxy-timeout.
 const BUCKETS: [f64; 14] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0,
 ];
 
-/// Stands where a namespace would, when it is none that we know.
+/// Label value for a namespace without sandboxes.
 pub(super) const NO_NAMESPACE: &str = "-";
 
-/// A request, counted from when this is made to when it is dropped.
-pub(super) struct Counted {
+/// Metrics of one request: in flight until this is dropped, then counted.
+pub(super) struct RequestMetrics {
     method: &'static str,
     pub(super) namespace: SharedString,
     pub(super) code: u16,
     since: Instant,
 }
 
-/// Starts to measure.
+/// Installs the global metrics recorder and describes the metrics.
 pub(super) fn install() -> Result<PrometheusHandle, BuildError> {
     let builder = PrometheusBuilder::new();
     let builder = builder.set_buckets_for_metric(Matcher::Full(DURATION.to_owned()), &BUCKETS)?;
     let handle = builder.install_recorder()?;
     describe_counter!(
         REQUESTS,
-        "Requests that are over, by method, code and namespace of the sandbox"
+        "Completed requests, by method, code and namespace of the sandbox"
     );
     describe_histogram!(
         DURATION,
-        "Seconds from the head of a request to the end of its answer"
+        "Seconds from the head of a request to the end of its response"
     );
-    describe_gauge!(INFLIGHT, "Requests under way");
+    describe_gauge!(INFLIGHT, "Requests in flight");
     describe_counter!(
         UPSTREAM_ERRORS,
-        "Requests that a sandbox did not answer, by reason"
+        "Requests without a response from the sandbox, by reason"
     );
-    describe_counter!(
-        UPSTREAM_RETRIES,
-        "Connections to sandboxes that were tried again"
-    );
+    describe_counter!(UPSTREAM_RETRIES, "Retried connection attempts to sandboxes");
     describe_counter!(
         CACHE_INVALIDATIONS,
-        "Addresses that could not be dialled and were no longer the sandbox's"
+        "Failed connection attempts to an address that was no longer the sandbox's"
     );
-    describe_counter!(
-        AUTHZ_DECISIONS,
-        "Requests that were allowed, and that were not"
-    );
-    describe_counter!(CERT_RELOADS, "Certificates read again, by outcome");
-    describe_gauge!(BUILD_INFO, "1, and which k8e this is");
+    describe_counter!(AUTHZ_DECISIONS, "Authorization decisions, by outcome");
+    describe_counter!(CERT_RELOADS, "Reloads of the TLS certificate, by outcome");
+    describe_gauge!(BUILD_INFO, "Always 1; the labels have version and platform");
     let platform = format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH);
     gauge!(BUILD_INFO, "git_version" => env!("CARGO_PKG_VERSION"), "platform" => platform).set(1.0);
     Ok(handle)
@@ -95,22 +89,22 @@ pub(super) fn cert_reload(outcome: &'static str) {
     counter!(CERT_RELOADS, "outcome" => outcome).increment(1);
 }
 
-// === impl Counted ===
+// === impl RequestMetrics ===
 
-impl Counted {
+impl RequestMetrics {
     pub(super) fn new(method: &Method) -> Self {
         gauge!(INFLIGHT).increment(1.0);
         Self {
             method: method_name(method),
             namespace: SharedString::const_str(NO_NAMESPACE),
-            // What it counts as when the caller leaves before it has an answer.
+            // 499, client closed request: the code if the client goes away before the response.
             code: 499,
             since: Instant::now(),
         }
     }
 }
 
-impl Drop for Counted {
+impl Drop for RequestMetrics {
     fn drop(&mut self) {
         gauge!(INFLIGHT).decrement(1.0);
         let labels = [

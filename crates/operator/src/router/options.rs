@@ -1,5 +1,4 @@
-//! What whoever runs the router decides. Flags have the names and defaults of the router that this one replaces,
-//! except where a default was a hole.
+//! Flags of `k8e router`: names and defaults of the agent-sandbox router, except for defaults that were not secure.
 
 use super::Error;
 use crate::units::{Bind, duration};
@@ -7,25 +6,25 @@ use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Who may reach which sandbox.
+/// Authorization mode (`--authz-mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AuthzMode {
-    /// A bearer token that the cluster knows, of somebody who may `create` `sandboxes/proxy` of that sandbox.
+    /// A bearer token of the cluster whose user has `create` on `sandboxes/proxy` of the sandbox.
     Tokenreview,
-    /// A token made for that one sandbox with `k8e router token`.
+    /// A token for one sandbox, created with `k8e router token`.
     ScopedToken,
-    /// Everybody who can connect reaches every sandbox: only where nobody else can connect.
+    /// No authorization: every client reaches every sandbox. Only for networks that no one else can reach.
     AllowAll,
 }
 
-/// What to do instead of serving.
+/// Subcommands of `k8e router`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Print a token that opens one sandbox (--authz-mode scoped-token).
+    /// Print a token for one sandbox (for --authz-mode scoped-token).
     Token(TokenOptions),
 }
 
-/// Of `k8e router token`.
+/// Flags of `k8e router token`.
 #[derive(Clone, Debug, Args)]
 pub struct TokenOptions {
     /// Namespace of the sandbox.
@@ -34,124 +33,126 @@ pub struct TokenOptions {
     /// Name of the sandbox.
     #[arg(long)]
     pub name: String,
-    /// How long the token is good for: 1h, 90s, or seconds.
+    /// Time until the token expires: 1h, 90s, or a number of seconds.
     #[arg(long, default_value = "1h", value_parser = duration)]
     pub ttl: Duration,
-    /// The secret that the router has too.
+    /// File with the secret, the same as of the router.
     #[arg(long, value_name = "FILE", env = "AUTHZ_SCOPED_TOKEN_SECRET_FILE")]
     pub authz_scoped_token_secret_file: PathBuf,
 }
 
-/// Passes requests on to sandboxes in Kubernetes.
+/// Reverse proxy in front of the sandboxes of a Kubernetes cluster.
 ///
-/// The headers of a request say which sandbox: X-Sandbox-ID, and if need be X-Sandbox-Namespace and X-Sandbox-Port.
-/// It watches the pods of sandboxes (list and watch on pods), so it needs a service account or --kubeconfig.
+/// The headers of a request name the sandbox: X-Sandbox-ID, and optionally X-Sandbox-Namespace and X-Sandbox-Port.
+/// It needs list and watch on pods, so a service account or --kubeconfig.
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Options {
-    /// What to do instead of serving.
+    /// Subcommand; without one, the router serves.
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// Where requests come in; empty for nowhere.
+    /// Bind address for HTTP requests, as :8080 or 10.0.0.1:8080; empty or 0 is off.
     #[arg(long, value_name = "ADDRESS", default_value = ":8080")]
     pub http_bind_address: Bind,
-    /// Where requests come in over TLS; empty for nowhere.
+    /// Bind address for HTTPS requests; empty or 0 is off.
     #[arg(long, value_name = "ADDRESS", default_value = "")]
     pub https_bind_address: Bind,
-    /// Where /metrics is; empty for nowhere.
+    /// Bind address of /metrics (Prometheus); empty or 0 is off.
     #[arg(long, value_name = "ADDRESS", default_value = ":9090")]
     pub metrics_bind_address: Bind,
-    /// Where /healthz and /readyz are; empty for nowhere.
+    /// Bind address of the probes /healthz and /readyz; empty or 0 is off.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
     pub health_probe_bind_address: Bind,
-    /// Certificate chain (PEM) for --https-bind-address. Read again when it changes.
+    /// Certificate chain (PEM) for --https-bind-address. Reloaded when the file changes.
     #[arg(long, value_name = "FILE", requires = "tls_key_file")]
     pub tls_cert_file: Option<PathBuf>,
     /// Private key (PEM) of that certificate.
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     pub tls_key_file: Option<PathBuf>,
 
-    /// Who may reach which sandbox.
+    /// How requests are authorized.
     #[arg(long, value_enum, default_value = "tokenreview")]
     pub authz_mode: AuthzMode,
-    /// How long the cluster's word about a token, and about what it may reach, is believed.
+    /// Cache TTL of TokenReviews and SubjectAccessReviews: a revoked token is accepted for this long at most.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub authz_tokenreview_ttl: Duration,
-    /// How many such words are kept.
+    /// Number of cached reviews.
     #[arg(long, value_name = "COUNT", default_value_t = 2048)]
     pub authz_tokenreview_cache_size: usize,
-    /// Audiences of which a token must have one; none for the API server's own.
+    /// Audiences of which a token must have at least one; none for the audience of the API server.
     #[arg(long, value_name = "AUDIENCE", value_delimiter = ',')]
     pub authz_tokenreview_audiences: Vec<String>,
-    /// Secret of at least 32 bytes that scoped tokens are made with.
+    /// File with the secret of scoped tokens, at least 32 bytes.
     #[arg(long, value_name = "FILE", env = "AUTHZ_SCOPED_TOKEN_SECRET_FILE")]
     pub authz_scoped_token_secret_file: Option<PathBuf>,
 
-    /// What names of Services end in; only for --dns-fallback.
+    /// DNS domain of the cluster; used only with --dns-fallback.
     #[arg(long, default_value = "cluster.local", env = "CLUSTER_DOMAIN")]
     pub cluster_domain: String,
-    /// Ask DNS for sandboxes of which no ready pod is known. Off: whoever may make a Service in a namespace
-    /// decides what its name stands for, and so what the router dials.
+    /// Resolve sandboxes without a known ready pod by the DNS name of their Service. Off by default: who can create
+    /// a Service in a namespace can choose the address that the router dials.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub dns_fallback: bool,
-    /// How long a request waits for the pod of its sandbox to become known: news of a claim may overtake it.
+    /// How long a request waits for a ready pod of its sandbox. A client may learn of its sandbox before the router.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     pub resolve_timeout: Duration,
-    /// Sandboxes of this namespace only; unset for all.
+    /// Serve the sandboxes of this namespace only. Default: all namespaces.
     #[arg(long, value_name = "NAMESPACE")]
     pub cache_namespace: Option<String>,
-    /// Also take PREFIX/NAMESPACE/SANDBOX/PORT/… as an address, for clients that cannot send headers.
+    /// Also route the path PREFIX/NAMESPACE/SANDBOX/PORT/…, for clients that cannot send headers.
     #[arg(long, value_name = "PREFIX")]
     pub path_routing_prefix: Option<String>,
-    /// Let a pod's address be 127.0.0.1: for a router beside its sandbox, and for tests.
+    /// Allow pod addresses on loopback: for a router in the pod of its sandbox, and for tests.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub allow_loopback_pod_ip: bool,
 
-    /// What a request may take from end to end; X-Sandbox-Timeout may ask for less. Not for WebSockets.
+    /// Timeout of a request, from its head to the end of the response. X-Sandbox-Timeout can shorten it. Does not apply
+    /// to WebSockets.
     #[arg(long, value_name = "TIME", default_value = "180s", env = "PROXY_TIMEOUT_SECONDS", value_parser = duration)]
     pub proxy_timeout: Duration,
-    /// How long a sandbox may think before it answers; 0 for as long as --proxy-timeout.
+    /// Timeout until the head of a sandbox's response; 0 is the same as --proxy-timeout.
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration)]
     pub response_header_timeout: Duration,
-    /// How long one connection to a sandbox may take to be made.
+    /// Timeout of one attempt to connect to a sandbox.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub upstream_connect_timeout: Duration,
-    /// How often a connection that was not made is tried again. A request that was sent never is.
+    /// Retries of a failed connection attempt. A request that was sent is never retried.
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=10))]
     pub upstream_max_retries: u32,
-    /// What passes before the first of those; doubles with each.
+    /// Back-off before the first retry; it doubles with each.
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration)]
     pub upstream_retry_initial_delay: Duration,
-    /// What passes between two at most.
+    /// Longest back-off between two retries.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     pub upstream_retry_max_delay: Duration,
-    /// Largest body of a request in bytes; 0 for any.
+    /// Largest request body in bytes; 0 is no limit.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub max_request_body_bytes: u64,
-    /// Connections at once; further ones wait.
+    /// Connection limit, for clients and for sandboxes each; further connections wait.
     #[arg(long, value_name = "COUNT", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_connections: u32,
-    /// When a connection on which nothing is asked is closed.
+    /// Closes a connection without a request after this time.
     #[arg(long, value_name = "TIME", default_value = "120s", value_parser = duration)]
     pub idle_timeout: Duration,
-    /// When a WebSocket on which nothing is said is closed.
+    /// Closes a WebSocket without traffic after this time.
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     pub websocket_idle_timeout: Duration,
-    /// How long requests are still taken when the router is stopped: it takes a while until nobody sends any.
+    /// After SIGTERM, keep accepting requests for this long while the readiness probe fails: load balancers need a
+    /// while to stop sending.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub shutdown_delay: Duration,
-    /// What requests under way may take after that.
+    /// Drain timeout: after that, how long requests in flight may take.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub shutdown_timeout: Duration,
 
-    /// Which cluster; unset for the one this runs in, or kubectl's.
+    /// Kubeconfig file of the cluster. Default: $KUBECONFIG, ~/.kube/config, or the pod's service account.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Log a line for each request.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub access_log: bool,
-    /// Accepted for manifests of other routers: the index of pods is always there.
+    /// Accepted for compatibility: pods are always cached.
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub cache_enabled: Option<bool>,
 }
@@ -159,7 +160,7 @@ pub struct Options {
 // === impl Options ===
 
 impl Options {
-    /// Whether they make sense together.
+    /// Checks combinations of flags.
     pub(super) fn check(&self) -> Result<(), Error> {
         let scoped = self.authz_mode == AuthzMode::ScopedToken;
         let wrong = if scoped && self.authz_scoped_token_secret_file.is_none() {
@@ -167,11 +168,11 @@ impl Options {
         } else if self.https_bind_address != Bind::Off && self.tls_cert_file.is_none() {
             "--https-bind-address needs --tls-cert-file and --tls-key-file"
         } else if self.https_bind_address == Bind::Off && self.http_bind_address == Bind::Off {
-            "neither --http-bind-address nor --https-bind-address says where to listen"
+            "both --http-bind-address and --https-bind-address are off: set one of them"
         } else if self.proxy_timeout.is_zero() {
             "--proxy-timeout must be more than 0"
         } else if self.cache_enabled == Some(false) {
-            "--cache-enabled=false is not possible here: only pods that are known are dialled; leave it out"
+            "--cache-enabled=false is not supported: only pods in the cache are dialled; leave it out"
         } else if self
             .path_routing_prefix
             .as_deref()
@@ -184,7 +185,7 @@ impl Options {
         Err(Error::Flags(wrong))
     }
 
-    /// How long to wait for the head of an answer.
+    /// Timeout until the head of a response.
     pub(super) fn answer_within(&self) -> Duration {
         if self.response_header_timeout.is_zero() {
             return self.proxy_timeout;
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_taken_as_manifests_write_them() {
+    fn flags_of_agent_sandbox_manifests_are_accepted() {
         let flags = [
             "--cache-enabled=true",
             "--proxy-timeout=3m",
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_said() {
+    fn contradicting_flags_are_refused() {
         let wrong: [&[&str]; 6] = [
             &["--authz-mode=scoped-token"],
             &["--https-bind-address=:8443"],
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_made_from_a_file() {
+    fn a_token_is_created_with_the_secret_in_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("secret");
         std::fs::write(&file, "0123456789abcdef0123456789abcdef\n").unwrap();

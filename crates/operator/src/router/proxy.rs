@@ -1,16 +1,17 @@
-//! One request on its way: for which sandbox, whether it may, where that is, there and back.
+//! The reverse proxy: for one request, finds the target, authorizes, resolves the endpoint, connects with retries, and
+//! streams request and response.
 
 mod headers;
 mod pool;
 mod tunnel;
 
-use super::answer::Refusal;
 use super::authz::Authorizer;
-use super::body::{Answer, AnyBody, Capped, Timed};
+use super::body::{AnyBody, BoxResponse, DeadlineBody, LimitedBody};
 use super::index::{Found, Index, Missing};
-use super::metrics::{self, Counted};
+use super::metrics::{self, RequestMetrics};
 use super::options::Options;
-use super::serve::InUse;
+use super::refusal::Refusal;
+use super::serve::ActiveRequest;
 use super::target::{self, Rules, Target};
 use ::metrics::SharedString;
 use headers::Kind;
@@ -18,14 +19,14 @@ use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use pool::{Dialled, NoConnection, Pool, Upstream};
+use pool::{ConnectError, Connected, Pool, Upstream};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
-/// What is served to callers.
+/// The request handler of all listeners.
 pub(super) struct Proxy {
     options: Options,
     index: Arc<Index>,
@@ -33,26 +34,26 @@ pub(super) struct Proxy {
     pool: Arc<Pool>,
 }
 
-/// Who is at the other end of a connection.
+/// The client of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     pub(super) address: IpAddr,
     pub(super) tls: bool,
 }
 
-/// A request that may be passed on, and what is known about it.
-struct Passage {
+/// An authorized request: its target, protocol and deadline.
+struct Admitted {
     target: Target,
     kind: Kind,
     deadline: Instant,
-    /// Whether the body was larger than it may be.
+    /// Set when the request body exceeds --max-request-body-bytes.
     too_large: Arc<AtomicBool>,
 }
 
-/// Everything that ends with a request.
-struct Tally {
-    counted: Counted,
-    _in_use: InUse,
+/// Guards that are dropped with the end of a request.
+struct RequestGuard {
+    metrics: RequestMetrics,
+    _active: ActiveRequest,
 }
 
 // === impl Proxy ===
@@ -76,28 +77,28 @@ impl Proxy {
         &self.pool
     }
 
-    /// Answers one request.
+    /// Handles one request.
     pub(super) async fn handle(
         &self,
         request: Request<Incoming>,
         caller: Caller,
-        in_use: InUse,
-    ) -> Answer {
-        let mut tally = Tally {
-            counted: Counted::new(request.method()),
-            _in_use: in_use,
+        active: ActiveRequest,
+    ) -> BoxResponse {
+        let mut guard = RequestGuard {
+            metrics: RequestMetrics::new(request.method()),
+            _active: active,
         };
         let grpc = headers::is_grpc(&request);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let request_id = headers::request_id(&request);
         let begun = Instant::now();
-        // Boxed: the state of a request is large, and waits in the connection's task.
-        let passed = Box::pin(self.pass(request, caller, &mut tally)).await;
+        // Boxed: the future is large, and is part of the connection's task.
+        let passed = Box::pin(self.forward(request, caller, &mut guard)).await;
         let (status, answer) = match passed {
             Ok(passed) => (passed.status(), Ok(passed)),
             Err(refusal) => (refusal.status(), Err(refusal)),
         };
-        tally.counted.code = status.as_u16();
+        guard.metrics.code = status.as_u16();
         if self.options.access_log {
             tracing::info!(
                 %method, path, request_id, status = status.as_u16(), caller = %caller.address,
@@ -106,53 +107,54 @@ impl Proxy {
             );
         }
         match answer {
-            Ok(passed) => passed.into_answer(tally),
+            Ok(passed) => passed.into_answer(guard),
             Err(refusal) => refusal.answer(grpc),
         }
     }
 
-    async fn pass(
+    async fn forward(
         &self,
         mut request: Request<Incoming>,
         caller: Caller,
-        tally: &mut Tally,
-    ) -> Result<Passed, Refusal> {
-        let (passage, uri) = self.admit(&request, tally).await?;
-        let callers_end = (passage.kind == Kind::Upgrade).then(|| hyper::upgrade::on(&mut request));
+        guard: &mut RequestGuard,
+    ) -> Result<Proxied, Refusal> {
+        let (admitted, uri) = self.admit(&request, guard).await?;
+        let callers_end =
+            (admitted.kind == Kind::Upgrade).then(|| hyper::upgrade::on(&mut request));
         let (mut parts, body) = request.into_parts();
         if let Some(uri) = uri {
             parts.uri = uri;
         }
-        headers::to_sandbox(&mut parts, passage.kind, caller);
-        let body = self.checked_body(&parts.headers, body, &passage)?;
+        headers::to_sandbox(&mut parts, admitted.kind, caller);
+        let body = self.checked_body(&parts.headers, body, &admitted)?;
         let request = Request::from_parts(parts, body);
-        let (answer, upstream) = self.ask(&passage, request).await?;
-        let mut passed = Passed {
+        let (answer, upstream) = self.send(&admitted, request).await?;
+        let mut passed = Proxied {
             answer,
             upstream,
             pool: Arc::clone(&self.pool),
-            deadline: passage.deadline,
+            deadline: admitted.deadline,
             tunnel: None,
             tunnel_idle: self.options.websocket_idle_timeout,
         };
-        passed.finish(passage.kind, callers_end)?;
+        passed.finish(admitted.kind, callers_end)?;
         Ok(passed)
     }
 
-    /// Reads what is asked for, and whether it may be.
+    /// Parses the target of a request and authorizes it.
     async fn admit(
         &self,
         request: &Request<Incoming>,
-        tally: &mut Tally,
-    ) -> Result<(Passage, Option<Uri>), Refusal> {
+        guard: &mut RequestGuard,
+    ) -> Result<(Admitted, Option<Uri>), Refusal> {
         if request.method() == Method::CONNECT {
-            let detail = "CONNECT is not served: the router reaches sandboxes only.";
+            let detail = "CONNECT is not supported: the router is a proxy for sandboxes only.";
             return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, detail));
         }
         let kind = headers::kind(request);
         let (target, uri) = self.target(request, kind)?;
         let label = SharedString::from(self.label(&target).to_owned());
-        tally.counted.namespace = label.clone();
+        guard.metrics.namespace = label.clone();
         let authorized = self.authorizer.authorize(request.headers(), &target).await;
         metrics::authz_decision(label, authorized.is_ok());
         authorized.map_err(|denied| {
@@ -165,13 +167,13 @@ impl Proxy {
         })?;
         let limit = self.options.proxy_timeout;
         let within = target.timeout.map_or(limit, |asked| asked.min(limit));
-        let passage = Passage {
+        let admitted = Admitted {
             target,
             kind,
             deadline: Instant::now() + within,
             too_large: Arc::default(),
         };
-        Ok((passage, uri))
+        Ok((admitted, uri))
     }
 
     fn target(
@@ -202,7 +204,7 @@ impl Proxy {
         &self,
         headers: &hyper::HeaderMap,
         body: Incoming,
-        passage: &Passage,
+        admitted: &Admitted,
     ) -> Result<AnyBody, Refusal> {
         let limit = self.options.max_request_body_bytes;
         let told = body
@@ -210,57 +212,69 @@ impl Proxy {
             .exact()
             .or_else(|| headers::content_length(headers));
         if limit == 0 {
-            return Ok(UnsyncBoxBody::new(Timed::new(body, passage.deadline, ())));
+            return Ok(UnsyncBoxBody::new(DeadlineBody::new(
+                body,
+                admitted.deadline,
+                (),
+            )));
         }
         if told.is_some_and(|told| told > limit) {
             return Err(too_large(limit));
         }
-        let body = Capped::new(body, limit, Arc::clone(&passage.too_large));
-        Ok(UnsyncBoxBody::new(Timed::new(body, passage.deadline, ())))
+        let body = LimitedBody::new(body, limit, Arc::clone(&admitted.too_large));
+        Ok(UnsyncBoxBody::new(DeadlineBody::new(
+            body,
+            admitted.deadline,
+            (),
+        )))
     }
 
-    /// Sends it, and waits for the head of the answer.
-    async fn ask(
+    /// Sends the request and waits for the head of the response.
+    async fn send(
         &self,
-        passage: &Passage,
+        admitted: &Admitted,
         request: Request<AnyBody>,
     ) -> Result<(Response<Incoming>, Upstream), Refusal> {
         let mut request = request;
         let mut stale = 0;
         loop {
-            let dialled = timeout_at(passage.deadline, self.dial(passage)).await;
-            let Dialled {
+            let dialled = timeout_at(admitted.deadline, self.dial(admitted)).await;
+            let Connected {
                 mut upstream,
                 reused,
-            } = dialled.map_err(|_| self.late(passage))??;
-            headers::address(&mut request, upstream.address(), passage.kind)?;
-            let patience = Instant::now() + self.options.answer_within();
-            let sent = timeout_at(passage.deadline.min(patience), upstream.send(request)).await;
+            } = dialled.map_err(|_| self.timed_out(admitted))??;
+            headers::address(&mut request, upstream.address(), admitted.kind)?;
+            let answer_by = Instant::now() + self.options.answer_within();
+            let sent = timeout_at(admitted.deadline.min(answer_by), upstream.send(request)).await;
             match sent {
                 Ok(Ok(answer)) => return Ok((answer, upstream)),
-                // It was closed before anything of the request was written: as if it had never been there.
+                // The sandbox closed an idle connection before any byte of the request was sent: safe to retry.
                 Ok(Err((_, Some(unsent)))) if reused && stale < pool::IDLE_PER_POD_MAX => {
                     request = unsent;
                     stale += 1;
                 }
-                Ok(Err((error, _))) => return Err(self.broken(passage, &error)),
-                Err(_) => return Err(self.late(passage)),
+                Ok(Err((error, _))) => return Err(self.upstream_failed(admitted, &error)),
+                Err(_) => return Err(self.timed_out(admitted)),
             }
         }
     }
 
-    /// A connection to the sandbox: dial failures, and nothing else, are tried again.
-    async fn dial(&self, passage: &Passage) -> Result<Dialled, Refusal> {
-        let target = &passage.target;
+    /// Connects to the sandbox. Only failed connection attempts are retried, with exponential back-off.
+    async fn dial(&self, admitted: &Admitted) -> Result<Connected, Refusal> {
+        let target = &admitted.target;
         let mut pause = self.options.upstream_retry_initial_delay;
         let mut attempts = 0;
         loop {
             let (pod, address) = self.locate(target).await?;
             let within = self.options.upstream_connect_timeout;
-            let error = match self.pool.connect(&pod, address, passage.kind, within).await {
+            let error = match self
+                .pool
+                .connect(&pod, address, admitted.kind, within)
+                .await
+            {
                 Ok(dialled) => return Ok(dialled),
-                Err(NoConnection::Full) => return Err(self.full(target)),
-                Err(NoConnection::Dial(error)) => error,
+                Err(ConnectError::Full) => return Err(self.pool_exhausted(target)),
+                Err(ConnectError::Dial(error)) => error,
             };
             let moved = self
                 .index
@@ -289,16 +303,16 @@ impl Proxy {
         }
     }
 
-    fn full(&self, target: &Target) -> Refusal {
+    fn pool_exhausted(&self, target: &Target) -> Refusal {
         metrics::upstream_error(self.label(target), "full");
         let detail = format!(
-            "The router has {} connections to sandboxes, which is all it may have (--max-connections): try again later.",
+            "The router has reached its limit of {} connections to sandboxes (--max-connections): try again later.",
             self.options.max_connections
         );
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     }
 
-    /// Which pod, and where.
+    /// Resolves the target to a pod (its UID) and its address.
     async fn locate(&self, target: &Target) -> Result<(Box<str>, SocketAddr), Refusal> {
         let missing = match self.index.wait(target, self.options.resolve_timeout).await {
             Ok(Found { endpoint, address }) => {
@@ -309,28 +323,28 @@ impl Proxy {
             }
             Err(missing) => missing,
         };
-        // DNS knows nothing of UIDs: whoever wants that one sandbox is not sent to another.
+        // DNS has no UIDs: a request for a certain UID must not reach another sandbox of the same name.
         let by_name = target.pod_ip.is_none() && target.uid.is_none();
         if missing == Missing::Pod && self.options.dns_fallback && by_name {
             return self.ask_dns(target).await;
         }
         metrics::upstream_error(self.label(target), "no_pod");
-        // 502 throughout: that is what makes clients forget an address that is no longer good.
+        // Always 502: clients drop a cached address on this status.
         Err(unreachable(
             target,
             match missing {
-                Missing::Pod => "no ready pod of it is known",
+                Missing::Pod => "it has no ready pod",
                 Missing::OtherUid => {
-                    "X-Sandbox-UID is not the UID of the sandbox that has this name now"
+                    "the sandbox with this name has another UID than X-Sandbox-UID"
                 }
             },
         ))
     }
 
-    /// What the name of the sandbox's Service stands for. Only with --dns-fallback.
+    /// Resolves the DNS name of the sandbox's Service. Only with --dns-fallback.
     async fn ask_dns(&self, target: &Target) -> Result<(Box<str>, SocketAddr), Refusal> {
         let domain = self.options.cluster_domain.trim_end_matches('.');
-        // With the dot at its end, no search domain is put behind it.
+        // The trailing dot makes the name absolute: no search domains.
         let name = format!("{}.{}.svc.{domain}.", target.name, target.namespace);
         let asked = tokio::net::lookup_host((name.as_str(), target.port)).await;
         let allow_loopback = self.options.allow_loopback_pod_ip;
@@ -342,11 +356,14 @@ impl Proxy {
             .map(|address| (name.into_boxed_str(), address))
             .ok_or_else(|| {
                 metrics::upstream_error(metrics::NO_NAMESPACE, "dns");
-                unreachable(target, "no ready pod of it is known, nor a name in DNS")
+                unreachable(
+                    target,
+                    "it has no ready pod, and its Service no address in DNS",
+                )
             })
     }
 
-    /// The namespace in metrics: callers may name any, and each would stay there for good.
+    /// The namespace as a metric label, if it has a sandbox: clients must not be able to create label values.
     fn label<'t>(&self, target: &'t Target) -> &'t str {
         if self.index.knows_namespace(&target.namespace) {
             &target.namespace
@@ -355,56 +372,56 @@ impl Proxy {
         }
     }
 
-    fn late(&self, passage: &Passage) -> Refusal {
-        let target = &passage.target;
+    fn timed_out(&self, admitted: &Admitted) -> Refusal {
+        let target = &admitted.target;
         metrics::upstream_error(self.label(target), "timeout");
         let detail = format!("The sandbox did not answer in time: {}", target.name);
         Refusal::new(StatusCode::GATEWAY_TIMEOUT, detail)
     }
 
-    fn broken(&self, passage: &Passage, error: &hyper::Error) -> Refusal {
-        let target = &passage.target;
-        if passage.too_large.load(Ordering::Relaxed) {
+    fn upstream_failed(&self, admitted: &Admitted, error: &hyper::Error) -> Refusal {
+        let target = &admitted.target;
+        if admitted.too_large.load(Ordering::Relaxed) {
             return too_large(self.options.max_request_body_bytes);
         }
         metrics::upstream_error(self.label(target), "broken");
         tracing::info!(
-            "sandbox {}/{} gave no answer: {error}",
+            "no response from sandbox {}/{}: {error}",
             target.namespace,
             target.name
         );
         unreachable(
             target,
-            "it closed the connection, or what it answered is not HTTP",
+            "it closed the connection, or its response is not HTTP",
         )
     }
 }
 
-/// An answer of a sandbox's, with all that has to live as long as it.
-struct Passed {
+/// The response of a sandbox, with the connection and the timeouts of its body.
+struct Proxied {
     answer: Response<Incoming>,
     upstream: Upstream,
     pool: Arc<Pool>,
     deadline: Instant,
-    /// Both ends, once both have agreed to speak something else.
+    /// Both ends of an upgraded connection.
     tunnel: Option<(OnUpgrade, OnUpgrade)>,
     tunnel_idle: Duration,
 }
 
-// === impl Passed ===
+// === impl Proxied ===
 
-impl Passed {
+impl Proxied {
     fn status(&self) -> StatusCode {
         self.answer.status()
     }
 
-    /// Makes the sandbox's headers those of the answer.
+    /// Rewrites the headers of the response for the client.
     fn finish(&mut self, kind: Kind, callers_end: Option<OnUpgrade>) -> Result<(), Refusal> {
         let switched = self.answer.status() == StatusCode::SWITCHING_PROTOCOLS;
         let protocol = self.answer.headers().get(hyper::header::UPGRADE).cloned();
         if switched {
             let Some(callers_end) = callers_end else {
-                let detail = "The sandbox switched to a protocol that nobody asked for.";
+                let detail = "The sandbox switched protocols without a request for an upgrade.";
                 return Err(Refusal::new(StatusCode::BAD_GATEWAY, detail));
             };
             self.tunnel = Some((callers_end, hyper::upgrade::on(&mut self.answer)));
@@ -413,7 +430,7 @@ impl Passed {
         Ok(())
     }
 
-    fn into_answer(self, tally: Tally) -> Answer {
+    fn into_answer(self, guard: RequestGuard) -> BoxResponse {
         let Self {
             answer,
             upstream,
@@ -423,17 +440,22 @@ impl Passed {
             tunnel_idle,
         } = self;
         if let Some((callers_end, sandboxes_end)) = tunnel {
-            let held = (tally, upstream);
-            tokio::spawn(tunnel::join(callers_end, sandboxes_end, tunnel_idle, held));
+            let until_end = (guard, upstream);
+            tokio::spawn(tunnel::join(
+                callers_end,
+                sandboxes_end,
+                tunnel_idle,
+                until_end,
+            ));
             return answer.map(|_| super::body::empty());
         }
-        let held = (tally, pool.returning(upstream));
-        answer.map(|body| UnsyncBoxBody::new(Timed::new(body, deadline, held)))
+        let until_end = (guard, pool.return_on_drop(upstream));
+        answer.map(|body| UnsyncBoxBody::new(DeadlineBody::new(body, deadline, until_end)))
     }
 }
 
 fn unreachable(target: &Target, why: &str) -> Refusal {
-    // Clients know the words up to the name.
+    // Clients match the text up to the name.
     let detail = format!(
         "Could not connect to the backend sandbox: {} ({why})",
         target.name
@@ -442,6 +464,6 @@ fn unreachable(target: &Target, why: &str) -> Refusal {
 }
 
 fn too_large(limit: u64) -> Refusal {
-    let detail = format!("The body of a request may have {limit} bytes.");
+    let detail = format!("The request body exceeds the limit of {limit} bytes.");
     Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
 }

@@ -1,17 +1,19 @@
-//! Accepting callers: plain or over TLS, HTTP/1.1 or HTTP/2, so many at once and none for nothing.
+//! The router's HTTP server: bounded accept loop, with or without TLS, HTTP/1.1 and HTTP/2, connection limit, idle
+//! timeout and graceful shutdown.
 
 use super::Error;
-use super::body::Answer;
+use super::body::BoxResponse;
 use super::index::Index;
 use super::options::Options;
 use super::proxy::{Caller, Proxy};
 use super::tls::Certificate;
-use crate::side_door;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use k8e_net::accept::{ConnectionLimit, ConnectionPermit};
+use k8e_net::admin_http::{self, AdminHttp};
 use metrics_exporter_prometheus::PrometheusHandle;
 use std::convert::Infallible;
 use std::pin::pin;
@@ -19,81 +21,82 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 
-/// All headers of a request: what nginx and Go's servers allow by default is 32 KiB to 1 MiB.
+/// Size of the head of a request. The defaults of nginx and Go are 32 KiB and 1 MiB.
 pub(super) const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Number of headers of a request.
 pub(super) const HEADERS_MAX: usize = 128;
-/// What a TLS handshake may take.
+/// Timeout of a TLS handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
-/// Requests at once on one HTTP/2 connection.
+/// Concurrent streams (requests) on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 32;
-/// The same as `HEAD_BYTES_MAX`, for HTTP/2, where each of `STREAMS_MAX` requests may have that much.
+/// As `HEAD_BYTES_MAX`, for HTTP/2: each of `STREAMS_MAX` concurrent requests may have this much.
 const HTTP2_HEAD_BYTES_MAX: u32 = 32 * 1024;
-/// What one HTTP/2 connection may have sent that nobody has read: all its requests share the connection's window.
+/// HTTP/2 flow control (backpressure): bytes that a client may send before they are read. All requests share the window
+/// of their connection.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 64 * 1024;
-/// Of one answer that its caller does not read. With the above, the worst that one HTTP/2 connection can make us hold
-/// is about STREAMS_MAX * (32 + 64) + 64 KiB, 3 MiB; that times --max-connections is the worst of all.
+/// Buffer of one HTTP/2 response that its client does not read. With the limits above, one HTTP/2 connection can occupy
+/// at most about STREAMS_MAX * (32 + 64) + 64 KiB, 3 MiB; the process that times --max-connections.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
-/// Between the end of --proxy-timeout and the end of the connection: time for asking who may (which comes before the
-/// timeout begins) and for the last words. Only a caller who reads nothing needs it.
+/// Added to --proxy-timeout before a connection is closed: authorization (which comes before that timeout starts) and
+/// the end of the response need time. Only a client that does not read its response gets so far.
 const OVERDUE_GRACE: Duration = Duration::from_secs(20);
-/// A peer that is gone without a word is noticed by this.
+/// HTTP/2 keep-alive: interval of pings, and timeout of their answer. Detects dead peers.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_WITHIN: Duration = Duration::from_secs(20);
-/// Between looks at whether a connection is in use.
+/// Interval of the idle check of a connection.
 const IDLE_CHECK_EVERY: Duration = Duration::from_secs(5);
-/// No descriptors left, most likely: others must close theirs first.
-const ACCEPT_FAILED_PAUSE: Duration = Duration::from_millis(50);
 
-/// What the side doors show.
-pub(super) struct Side {
+/// State behind the admin server: metrics and readiness.
+pub(super) struct AdminState {
     metrics: PrometheusHandle,
     index: Arc<Index>,
     stopping: watch::Receiver<bool>,
 }
 
-/// Everywhere we listen.
-pub(super) struct Doors {
-    proxy: Vec<Door>,
+/// All bound listeners of the router, and the certificate that they use.
+pub(super) struct Listeners {
+    proxy: Vec<ProxyListener>,
     metrics: Option<TcpListener>,
     probes: Option<TcpListener>,
     certificate: Option<Arc<Certificate>>,
 }
 
-/// One place where requests come in.
-pub(super) struct Door {
+/// A listener for requests to sandboxes.
+pub(super) struct ProxyListener {
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
 }
 
-/// One connection's place among all of them, and whether it is in use. Whoever uses it holds it.
-pub(super) struct Place {
+/// A connection's permit of --max-connections, and whether the connection is idle. Requests keep it alive.
+pub(super) struct ConnectionSlot {
     usage: Mutex<Usage>,
-    _permit: OwnedSemaphorePermit,
+    _permit: ConnectionPermit,
 }
 
 struct Usage {
+    /// Requests in flight.
     requests: usize,
-    /// The latest of them.
+    /// When the latest request began.
     begun: Instant,
     idle_since: Instant,
 }
 
-/// A request that is under way on a connection.
-pub(super) struct InUse(Arc<Place>);
+/// Guard of a request in flight on a connection.
+pub(super) struct ActiveRequest(Arc<ConnectionSlot>);
 
-// === impl Doors ===
+// === impl Listeners ===
 
-impl Doors {
+impl Listeners {
     pub(super) async fn open(options: &Options) -> Result<Self, Error> {
         let mut proxy = Vec::new();
         if let Some(listener) = options.http_bind_address.listen("requests").await? {
-            proxy.push(Door {
+            proxy.push(ProxyListener {
                 listener,
                 tls: None,
             });
@@ -112,7 +115,7 @@ impl Doors {
                 .await?
         {
             let tls = TlsAcceptor::from(Arc::new(certificate.config()?));
-            proxy.push(Door {
+            proxy.push(ProxyListener {
                 listener,
                 tls: Some(tls),
             });
@@ -125,39 +128,41 @@ impl Doors {
         })
     }
 
-    /// Serves until it is told to stop, and then until what is under way is over.
+    /// Serves until `stopping` is true, then drains: returns when the requests in flight are done.
     pub(super) async fn serve(
         self,
         proxy: Arc<Proxy>,
-        side: Side,
+        admin: AdminState,
         stopping: watch::Receiver<bool>,
     ) {
         let mut others = JoinSet::new();
-        others.spawn(side_door::upkeep(side.metrics.clone()));
+        others.spawn(admin_http::upkeep(admin.metrics.clone()));
         others.spawn(Arc::clone(proxy.pool()).upkeep());
         if let Some(listener) = self.metrics {
-            let answer = side_door::metrics(side.metrics.clone(), || {});
-            others.spawn(side_door::serve(listener, answer));
+            let metrics = admin.metrics.clone();
+            let server = AdminHttp::default().metrics(move || metrics.render());
+            others.spawn(server.listen(listener));
         }
         if let Some(listener) = self.probes {
-            let answer = side_door::probes(move || side.ready());
-            others.spawn(side_door::serve(listener, answer));
+            let server = AdminHttp::default()
+                .probes(move || std::future::ready(admin.ready().map_err(ToOwned::to_owned)));
+            others.spawn(server.listen(listener));
         }
         if let Some(certificate) = self.certificate {
             others.spawn(certificate.follow());
         }
-        let room = Arc::new(Semaphore::new(proxy.options().max_connections as usize));
-        let mut doors = JoinSet::new();
-        for door in self.proxy {
-            doors.spawn(door.serve(Arc::clone(&proxy), Arc::clone(&room), stopping.clone()));
+        let limit = ConnectionLimit::new(proxy.options().max_connections as usize);
+        let mut listeners = JoinSet::new();
+        for listener in self.proxy {
+            listeners.spawn(listener.serve(Arc::clone(&proxy), limit.clone(), stopping.clone()));
         }
-        while doors.join_next().await.is_some() {}
+        while listeners.join_next().await.is_some() {}
     }
 }
 
-// === impl Door ===
+// === impl ProxyListener ===
 
-impl Door {
+impl ProxyListener {
     #[cfg(test)]
     pub(super) fn new(listener: TcpListener, tls: Option<TlsAcceptor>) -> Self {
         Self { listener, tls }
@@ -166,36 +171,22 @@ impl Door {
     pub(super) async fn serve(
         self,
         proxy: Arc<Proxy>,
-        room: Arc<Semaphore>,
+        limit: ConnectionLimit,
         mut stopping: watch::Receiver<bool>,
     ) {
         let mut connections = JoinSet::new();
         loop {
-            let accepted = tokio::select! {
-                accepted = accept(&self.listener, &room) => accepted,
+            let (stream, permit) = tokio::select! {
+                accepted = limit.accept(&self.listener) => accepted,
                 Some(_) = connections.join_next() => continue,
                 _ = stopping.wait_for(|stop| *stop) => break,
             };
-            let Some((stream, place)) = accepted else {
-                continue;
-            };
+            let slot = Arc::new(ConnectionSlot::new(permit));
             let (proxy, tls, stopping) = (Arc::clone(&proxy), self.tls.clone(), stopping.clone());
-            connections.spawn(serve_one(proxy, stream, tls, place, stopping));
+            connections.spawn(serve_one(proxy, stream, tls, slot, stopping));
         }
         drop(self.listener);
         while connections.join_next().await.is_some() {}
-    }
-}
-
-async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> Option<(TcpStream, Arc<Place>)> {
-    let permit = Arc::clone(room).acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, Arc::new(Place::new(permit)))),
-        Err(error) => {
-            tracing::warn!("cannot accept a connection: {error}");
-            tokio::time::sleep(ACCEPT_FAILED_PAUSE).await;
-            None
-        }
     }
 }
 
@@ -203,43 +194,41 @@ async fn serve_one(
     proxy: Arc<Proxy>,
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
-    place: Arc<Place>,
+    slot: Arc<ConnectionSlot>,
     stopping: watch::Receiver<bool>,
 ) {
-    // Answers are small and waited for.
-    let _ = stream.set_nodelay(true);
     let Ok(peer) = stream.peer_addr() else { return };
     let caller = Caller {
         address: peer.ip().to_canonical(),
         tls: tls.is_some(),
     };
     match tls {
-        None => converse(proxy, stream, caller, place, stopping).await,
+        None => serve_connection(proxy, stream, caller, slot, stopping).await,
         Some(tls) => match timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
-            Ok(Ok(stream)) => converse(proxy, stream, caller, place, stopping).await,
+            Ok(Ok(stream)) => serve_connection(proxy, stream, caller, slot, stopping).await,
             Ok(Err(error)) => tracing::debug!("a TLS handshake with {peer} failed: {error}"),
             Err(_) => tracing::debug!("a TLS handshake with {peer} took too long"),
         },
     }
 }
 
-/// Serves one connection until it is closed, idle for too long, or we stop. Or until its requests should long be over:
-/// the timeout of a body does not end one whose caller stopped reading, for then nobody asks the body for more.
-async fn converse<S>(
+/// Serves one connection until it is closed, idle for too long, or the router stops; or until its requests are overdue:
+/// when a client stops reading, the response body is not polled any more, so its own deadline cannot end it.
+async fn serve_connection<S>(
     proxy: Arc<Proxy>,
     stream: S,
     caller: Caller,
-    place: Arc<Place>,
+    slot: Arc<ConnectionSlot>,
     mut stopping: watch::Receiver<bool>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let idle = proxy.options().idle_timeout;
     let request_max = proxy.options().proxy_timeout.saturating_add(OVERDUE_GRACE);
-    let used = Arc::clone(&place);
+    let used = Arc::clone(&slot);
     let service = service_fn(move |request: Request<Incoming>| {
-        let (proxy, in_use) = (Arc::clone(&proxy), InUse::new(&used));
-        async move { Ok::<Answer, Infallible>(proxy.handle(request, caller, in_use).await) }
+        let (proxy, active) = (Arc::clone(&proxy), ActiveRequest::new(&used));
+        async move { Ok::<BoxResponse, Infallible>(proxy.handle(request, caller, active).await) }
     });
     let builder = builder();
     let mut connection =
@@ -253,14 +242,17 @@ async fn converse<S>(
                 }
                 return;
             }
-            () = tokio::time::sleep(IDLE_CHECK_EVERY.min(idle)) => place.is_idle_for(idle),
+            () = tokio::time::sleep(IDLE_CHECK_EVERY.min(idle)) => slot.is_idle_for(idle),
             _ = stopping.wait_for(|stop| *stop), if !closing => true,
         };
-        if close && closing && place.is_idle_for(idle) {
+        if close && closing && slot.is_idle_for(idle) {
             return;
         }
-        if place.is_overdue(request_max) {
-            tracing::debug!("{} does not read its answers", caller.address);
+        if slot.is_overdue(request_max) {
+            tracing::debug!(
+                "closing a connection of {}: it does not read responses",
+                caller.address
+            );
             return;
         }
         if close {
@@ -275,7 +267,7 @@ fn builder() -> auto::Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        // It would count from the last answer on, and so close what is merely idle. --idle-timeout is for both.
+        // hyper would count from the last response, and so close idle connections. --idle-timeout covers both.
         .header_read_timeout(None)
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEAD_BYTES_MAX);
@@ -292,9 +284,9 @@ fn builder() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-// === impl Side ===
+// === impl AdminState ===
 
-impl Side {
+impl AdminState {
     pub(super) fn new(
         metrics: PrometheusHandle,
         index: Arc<Index>,
@@ -307,22 +299,22 @@ impl Side {
         }
     }
 
-    /// Whether requests find their sandboxes here.
+    /// Readiness: the informer cache is synced and the router is not shutting down.
     fn ready(&self) -> Result<(), &'static str> {
         if *self.stopping.borrow() {
             return Err("stopping");
         }
         if !self.index.is_ready() {
-            return Err("the pods of sandboxes are not known yet");
+            return Err("initial cache sync of pods is not complete");
         }
         Ok(())
     }
 }
 
-// === impl Place ===
+// === impl ConnectionSlot ===
 
-impl Place {
-    fn new(permit: OwnedSemaphorePermit) -> Self {
+impl ConnectionSlot {
+    fn new(permit: ConnectionPermit) -> Self {
         let now = Instant::now();
         let usage = Usage {
             requests: 0,
@@ -340,25 +332,25 @@ impl Place {
         usage.requests == 0 && usage.idle_since.elapsed() >= time
     }
 
-    /// Whether requests are under way, and even the latest of them began so long ago.
+    /// Whether there are requests in flight of which even the latest began that long ago.
     fn is_overdue(&self, time: Duration) -> bool {
         let usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         usage.requests > 0 && usage.begun.elapsed() >= time
     }
 }
 
-// === impl InUse ===
+// === impl ActiveRequest ===
 
-impl InUse {
-    fn new(place: &Arc<Place>) -> Self {
-        let mut usage = place.usage.lock().unwrap_or_else(PoisonError::into_inner);
+impl ActiveRequest {
+    fn new(slot: &Arc<ConnectionSlot>) -> Self {
+        let mut usage = slot.usage.lock().unwrap_or_else(PoisonError::into_inner);
         usage.requests += 1;
         usage.begun = Instant::now();
-        Self(Arc::clone(place))
+        Self(Arc::clone(slot))
     }
 }
 
-impl Drop for InUse {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         let mut usage = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
         usage.requests -= 1;
@@ -371,14 +363,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_what_is_under_way_is_overdue() {
-        let room = Arc::new(Semaphore::new(1));
-        let place = Arc::new(Place::new(room.acquire_owned().await.unwrap()));
-        assert!(!place.is_overdue(Duration::ZERO));
-        let first = InUse::new(&place);
-        assert!(place.is_overdue(Duration::ZERO));
-        assert!(!place.is_overdue(Duration::from_secs(3600)));
+    async fn only_requests_in_flight_are_overdue() {
+        let permit = ConnectionLimit::new(1).acquire().await;
+        let slot = Arc::new(ConnectionSlot::new(permit));
+        assert!(!slot.is_overdue(Duration::ZERO));
+        let first = ActiveRequest::new(&slot);
+        assert!(slot.is_overdue(Duration::ZERO));
+        assert!(!slot.is_overdue(Duration::from_secs(3600)));
         drop(first);
-        assert!(!place.is_overdue(Duration::ZERO));
+        assert!(!slot.is_overdue(Duration::ZERO));
     }
 }

@@ -1,6 +1,7 @@
-//! Which sandbox a request is for, as far as the request says. Whether there is one, and where, the index knows.
+//! Target of a request: parses namespace, name and port of the sandbox from headers or from the path. Whether it exists
+//! is up to the index.
 
-use super::answer::Refusal;
+use super::refusal::Refusal;
 use hyper::StatusCode;
 use hyper::header::{HeaderMap, HeaderName};
 use std::net::IpAddr;
@@ -14,14 +15,14 @@ pub(super) const UID: HeaderName = HeaderName::from_static("x-sandbox-uid");
 pub(super) const TIMEOUT: HeaderName = HeaderName::from_static("x-sandbox-timeout");
 
 const NAMESPACE_DEFAULT: &str = "default";
-/// Where the runtime in a sandbox listens.
+/// Port of the runtime in a sandbox.
 const PORT_DEFAULT: u16 = 8888;
-/// Of a DNS label.
+/// Longest DNS label.
 const LABEL_BYTES_MAX: usize = 63;
-/// Of a UID: Kubernetes' have 36.
+/// Longest UID; those of Kubernetes have 36 bytes.
 const UID_BYTES_MAX: usize = 64;
 
-// Clients match these words.
+// Clients match these texts.
 const ID_MISSING: &str = "X-Sandbox-ID header is required.";
 const ID_INVALID: &str = "Invalid sandbox ID format.";
 const NAMESPACE_INVALID: &str = "Invalid namespace format.";
@@ -30,29 +31,29 @@ const PORT_MISSING: &str = "X-Sandbox-Port header is required for gRPC.";
 const POD_IP_INVALID: &str = "Invalid target IP address.";
 const UID_INVALID: &str = "Invalid sandbox UID format.";
 
-/// A sandbox as a request names it.
+/// The sandbox that a request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) port: u16,
-    /// Where the caller thinks that its pod is.
+    /// Address of its pod as the client knows it; only selects among the known addresses.
     pub(super) pod_ip: Option<IpAddr>,
-    /// Which sandbox of that name.
+    /// UID that the sandbox must have.
     pub(super) uid: Option<String>,
-    /// What the caller gives it.
+    /// Timeout of the request, from X-Sandbox-Timeout.
     pub(super) timeout: Option<Duration>,
 }
 
-/// What is different between requests.
+/// Rules of parsing that depend on the request and on flags.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
-    /// gRPC has no port that everybody means.
+    /// For gRPC there is no default port.
     pub(super) port_required: bool,
     pub(super) allow_loopback: bool,
 }
 
-/// Reads the headers.
+/// Parses the headers of a request.
 pub(super) fn from_headers(headers: &HeaderMap, rules: Rules) -> Result<Target, Refusal> {
     let name = single(headers, &ID, ID_INVALID)?.ok_or_else(|| invalid(ID_MISSING))?;
     let namespace = single(headers, &NAMESPACE, NAMESPACE_INVALID)?.unwrap_or(NAMESPACE_DEFAULT);
@@ -73,7 +74,7 @@ pub(super) fn from_headers(headers: &HeaderMap, rules: Rules) -> Result<Target, 
     })
 }
 
-/// Reads `<prefix>/<namespace>/<sandbox>/<port>/…`, and gives the rest. None when the path does not begin like that.
+/// Parses `<prefix>/<namespace>/<sandbox>/<port>/…` and returns the rest of the path. `None`: it has another prefix.
 pub(super) fn from_path(
     path: &str,
     prefix: &str,
@@ -90,7 +91,8 @@ pub(super) fn from_path(
     Some(target.map(|target| (target, format!("/{rest}"))))
 }
 
-/// Whether a pod can have this address. Others are the router's own, its neighbours', or nobody's.
+/// Whether this can be the address of a pod: not unspecified, multicast, broadcast, link-local, or (by default)
+/// loopback.
 pub(super) fn is_pod_address(ip: IpAddr, allow_loopback: bool) -> bool {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
@@ -100,7 +102,7 @@ pub(super) fn is_pod_address(ip: IpAddr, allow_loopback: bool) -> bool {
     usable && (allow_loopback || !ip.is_loopback())
 }
 
-/// As Kubernetes names namespaces, and what may stand between dots in a name.
+/// Whether this is a DNS label (RFC 1123): what Kubernetes allows as the name of a namespace.
 pub(super) fn is_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let ends = [text.bytes().next(), text.bytes().last()];
@@ -126,7 +128,8 @@ fn named(namespace: &str, name: &str, port: Option<&str>) -> Result<Target, Refu
     })
 }
 
-/// The one value of a header; an empty one is none. Two are one for us and another for whoever looked before.
+/// The value of a header; an empty one counts as missing. Repeated headers are refused: another proxy may have checked
+/// the other value.
 fn single<'h>(
     headers: &'h HeaderMap,
     name: &HeaderName,
@@ -164,7 +167,7 @@ fn pod_address(text: &str, allow_loopback: bool) -> Result<IpAddr, Refusal> {
     ip.ok_or_else(|| invalid(POD_IP_INVALID))
 }
 
-/// What is not a time is as if it were not there: the caller's own limit is not what a request fails for.
+/// The timeout that the client sets. An invalid value is ignored: a request should not fail because of it.
 fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let seconds: f64 = headers.get(TIMEOUT)?.to_str().ok()?.trim().parse().ok()?;
     let seconds = (seconds > 0.0).then_some(seconds)?;
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_has_a_default() {
+    fn namespace_and_port_have_defaults() {
         let target = from_headers(&headers(&[(&ID, "sb-1")]), RULES).unwrap();
         assert_eq!((target.namespace.as_str(), target.port), ("default", 8888));
         let full = headers(&[
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_the_words_that_clients_know() {
+    fn invalid_headers_are_refused_with_the_texts_that_clients_match() {
         let id = (&ID, "a");
         assert_eq!(detail(&[]), "X-Sandbox-ID header is required.");
         assert_eq!(detail(&[(&ID, "")]), "X-Sandbox-ID header is required.");
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_is_none_is_not_there() {
+    fn an_invalid_timeout_is_ignored() {
         for wrong in ["x", "", "-1", "0", "NaN", "inf", "1e999"] {
             let headers = headers(&[(&ID, "a"), (&TIMEOUT, wrong)]);
             assert_eq!(
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_may_say_it_too() {
+    fn the_target_may_be_in_the_path() {
         let read = |path| from_path(path, "/s", &HeaderMap::new());
         assert!(read("/other/x").is_none());
         assert!(read("/sx/ns/a/80/").is_none());
@@ -306,9 +309,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is sent, what comes out can stand in a name and be dialled.
+        /// For any headers: a parsed target has valid names, and an address that may be dialled.
         #[test]
-        fn nothing_strange_comes_through(
+        fn every_parsed_target_is_valid(
             id in "[ -~]{0,70}", namespace in "[a-zA-Z0-9.-]{0,70}", port in "[0-9+ -]{0,8}",
             ip in "[0-9a-f:.]{0,40}", uid in "[ -~]{0,70}", time in "[0-9.eE+-]{0,12}",
         ) {
@@ -321,7 +324,7 @@ mod tests {
         }
 
         #[test]
-        fn what_kubernetes_takes_is_taken(id in "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", port in 1_u16.., v4 in 0x0a00_0000_u32..0x0b00_0000) {
+        fn every_name_that_kubernetes_allows_is_accepted(id in "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", port in 1_u16.., v4 in 0x0a00_0000_u32..0x0b00_0000) {
             let ip = std::net::Ipv4Addr::from(v4).to_string();
             let port_text = port.to_string();
             let pairs = [(&ID, &*id), (&PORT, &*port_text), (&POD_IP, &*ip)];

@@ -1,8 +1,8 @@
-//! The router as its callers see it: real connections to it, and real servers on loopback in the place of sandboxes.
+//! End-to-end tests of the router: real client connections, and real servers on loopback as sandboxes.
 
 mod access;
-mod doors;
-mod passing;
+mod forwarding;
+mod listeners;
 mod pods;
 mod refusals;
 mod streams;
@@ -12,7 +12,7 @@ use super::body::{AnyBody, BoxError, empty, full};
 use super::index::Index;
 use super::options::Options;
 use super::proxy::Proxy;
-use super::serve::Door;
+use super::serve::ProxyListener;
 use clap::Parser;
 use http_body_util::BodyExt as _;
 use hyper::body::{Bytes, Incoming};
@@ -21,6 +21,7 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use k8e_net::accept::ConnectionLimit;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
@@ -29,9 +30,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
-/// Longer than anything here takes; whoever waits so long is stuck.
+/// Timeout of every step: a step that takes longer is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
@@ -40,20 +41,20 @@ struct Cli {
     options: Options,
 }
 
-/// A router on loopback that everybody may use, unless a test wants something else.
+/// A router on loopback, by default without authorization.
 struct Router {
     index: Arc<Index>,
     address: SocketAddr,
     _stop: watch::Sender<bool>,
 }
 
-/// A server in the place of a sandbox.
+/// A server that stands for a sandbox.
 struct Sandbox {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
 }
 
-/// An answer, all of it.
+/// A complete response.
 struct Heard {
     status: StatusCode,
     headers: HeaderMap,
@@ -80,10 +81,10 @@ impl Router {
     async fn start_with(options: Options, authorizer: Authorizer) -> Self {
         let index = Arc::new(Index::new(true));
         let proxy = Proxy::new(options, Arc::clone(&index), authorizer);
-        Self::start_door(index, proxy, None).await
+        Self::start_listener(index, proxy, None).await
     }
 
-    async fn start_door(
+    async fn start_listener(
         index: Arc<Index>,
         proxy: Proxy,
         tls: Option<tokio_rustls::TlsAcceptor>,
@@ -91,8 +92,8 @@ impl Router {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopping) = watch::channel(false);
-        let room = Arc::new(Semaphore::new(proxy.options().max_connections as usize));
-        tokio::spawn(Door::new(listener, tls).serve(Arc::new(proxy), room, stopping));
+        let room = ConnectionLimit::new(proxy.options().max_connections as usize);
+        tokio::spawn(ProxyListener::new(listener, tls).serve(Arc::new(proxy), room, stopping));
         index.apply(Event::Init);
         index.apply(Event::InitDone);
         Self {
@@ -102,7 +103,7 @@ impl Router {
         }
     }
 
-    /// Makes the server a sandbox of this name in namespace `team`.
+    /// Adds the server to the index as a sandbox of this name in namespace `team`.
     fn knows(&self, name: &str, sandbox: &Sandbox) {
         let ip = sandbox.address.ip().to_string();
         self.index.apply(Event::Apply(pod(name, &ip)));
@@ -112,7 +113,7 @@ impl Router {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Asks with HTTP/1.1, on a connection of its own.
+    /// Sends a request with HTTP/1.1 on a new connection.
     async fn ask(&self, request: Request<AnyBody>) -> Heard {
         let asked = async {
             let stream = TokioIo::new(self.connect().await);
@@ -125,7 +126,7 @@ impl Router {
         tokio::time::timeout(STUCK_AFTER, asked).await.unwrap()
     }
 
-    /// The same with HTTP/2, with prior knowledge.
+    /// The same with HTTP/2 (prior knowledge).
     async fn ask_http2(&self, request: Request<AnyBody>) -> Heard {
         let asked = async {
             let stream = TokioIo::new(self.connect().await);
@@ -183,7 +184,7 @@ impl Sandbox {
         }
     }
 
-    /// Tells what it was asked.
+    /// A sandbox that echoes the request as JSON.
     async fn mirror() -> Self {
         Self::start(|request| async move {
             let (parts, body) = request.into_parts();
@@ -224,7 +225,7 @@ impl Sandbox {
             .header("x-sandbox-port", self.port())
     }
 
-    /// The same, as HTTP/2 addresses it.
+    /// The same for HTTP/2, with an absolute URI.
     fn request_http2(&self) -> hyper::http::request::Builder {
         self.request().uri("http://router.example/path?q=1")
     }
@@ -245,7 +246,7 @@ impl Heard {
             .to_owned()
     }
 
-    /// Of what a mirror was asked.
+    /// Values of a header in the request that a mirror received.
     fn mirrored(&self, name: &str) -> Vec<String> {
         let told = self.json();
         let headers = told["headers"].as_array().unwrap().iter();
@@ -272,7 +273,7 @@ fn pod(name: &str, ip: &str) -> Pod {
     pod_with(name, ip, json!({}))
 }
 
-/// The same with something changed: a JSON merge.
+/// The same with a JSON merge patch applied.
 fn pod_with(name: &str, ip: &str, changes: Value) -> Pod {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",

@@ -1,4 +1,4 @@
-//! The certificate of the TLS door, read again when its file changes: whoever renews it does not know of us.
+//! TLS certificate of the HTTPS listener, reloaded when its files change.
 
 use super::{Error, metrics, read_file};
 use rustls::ServerConfig;
@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-/// Between looks at the files: mounted Secrets change within a minute or two anyway.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Interval at which the files are read. The kubelet updates mounted Secrets within a minute or two.
+const RELOAD_EVERY: Duration = Duration::from_secs(10);
 
-/// A certificate and its key, as they are now.
+/// A certificate with its key, and the files that they come from.
 #[derive(Debug)]
 pub(super) struct Certificate {
     cert: PathBuf,
@@ -23,7 +23,7 @@ pub(super) struct Certificate {
 }
 
 struct Current {
-    /// What the files had when this was made of them.
+    /// Content of the two files, to detect changes.
     pem: (Vec<u8>, Vec<u8>),
     key: Arc<CertifiedKey>,
 }
@@ -45,7 +45,7 @@ impl Certificate {
         Ok(Arc::new(Self { cert, key, current }))
     }
 
-    /// What a listener needs.
+    /// TLS configuration of a listener; resolves to the current certificate in each handshake.
     pub(super) fn config(self: &Arc<Self>) -> Result<ServerConfig, Error> {
         let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
         let builder = builder
@@ -61,16 +61,16 @@ impl Certificate {
         Ok(config)
     }
 
-    /// Follows the files. Never ends. What is no certificate is not taken: the one before stays.
+    /// Reloads periodically. Never returns. When the files are not valid, the previous certificate stays.
     pub(super) async fn follow(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
-            self.look();
+            tokio::time::sleep(RELOAD_EVERY).await;
+            self.reload();
         }
     }
 
-    /// Takes what is in the files if it is something else than before.
-    pub(super) fn look(&self) {
+    /// Loads the certificate if the files have changed.
+    pub(super) fn reload(&self) {
         let result = read(&self.cert, &self.key).map_err(|error| error.to_string());
         let result = result.and_then(|pem| {
             let same = {
@@ -88,12 +88,12 @@ impl Certificate {
             Ok(false) => {}
             Ok(true) => {
                 metrics::cert_reload("success");
-                tracing::info!("took the new certificate in {}", self.cert.display());
+                tracing::info!("reloaded the TLS certificate from {}", self.cert.display());
             }
             Err(why) => {
                 metrics::cert_reload("failure");
                 tracing::warn!(
-                    "keeping the certificate of before, {} has none: {why}",
+                    "cannot reload the TLS certificate from {}; the previous one stays in use: {why}",
                     self.cert.display()
                 );
             }

@@ -1,4 +1,4 @@
-//! Keeps the index as the cluster is.
+//! Informer of the router: a list and watch of the pods of sandboxes, which fills the index.
 
 use super::index::Index;
 use crate::crd::names::NAME_HASH;
@@ -9,12 +9,12 @@ use kube::{Api, Client};
 use std::pin::pin;
 use std::sync::Arc;
 
-/// After so long the API server ends a watch and we begin the next where it ended. Less than `READ_WITHIN`, which is
-/// for a connection that died without a word: until then we would dial addresses that others may have by now.
+/// Timeout of one watch request; the next one continues where it ended. Less than `READ_WITHIN`, which detects a dead
+/// connection: until then the index is stale, and its addresses may belong to other pods by now.
 const WATCH_SECONDS: u32 = 20;
 
-/// Follows the pods of sandboxes. Never ends: a watch that breaks is begun again, with longer and longer pauses, and
-/// what is known meanwhile stays.
+/// Watches the pods of sandboxes. Never returns: a broken watch is restarted with exponential back-off, and meanwhile
+/// the index keeps its content.
 pub(super) async fn follow(client: Client, namespace: Option<String>, index: Arc<Index>) {
     let pods: Api<Pod> = match &namespace {
         Some(namespace) => Api::namespaced(client, namespace),
@@ -30,10 +30,12 @@ pub(super) async fn follow(client: Client, namespace: Option<String>, index: Arc
                 let listed = matches!(event, watcher::Event::InitDone);
                 index.apply(event);
                 if listed {
-                    tracing::info!("all pods of sandboxes are known");
+                    tracing::info!("cache sync of pods complete");
                 }
             }
-            Err(error) => tracing::warn!("cannot watch pods, trying again: {error}"),
+            Err(error) => {
+                tracing::warn!("watch of pods failed; restarting it after a back-off: {error}")
+            }
         }
     }
 }

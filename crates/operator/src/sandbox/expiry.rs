@@ -1,41 +1,42 @@
-//! The end of a sandbox's time: it says so, its pod and Service go, its volumes stay as long as the object.
+//! Expiry of a sandbox (`shutdownTime`): status `SandboxExpired`, then pod and Service are deleted. Volumes are kept as
+//! long as the Sandbox object.
 
 use super::status::{self, Conditions};
 use super::{pod, service};
 use crate::cache::Key;
+use crate::context::Context;
 use crate::crd::conditions::{FINISHED, READY, SUSPENDED, Verdict};
 use crate::crd::{OperatingMode, Sandbox, SandboxStatus, ShutdownPolicy};
 use crate::error::Result;
-use crate::events::Note;
-use crate::held::uid;
+use crate::events::Event;
 use crate::metrics;
-use crate::queue::Next;
-use crate::world::World;
+use crate::object_meta::uid;
+use crate::work_queue::Action;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DeleteParams;
 use std::time::Duration;
 
-/// Clocks differ a little: a pass that comes a moment too early is not worth it.
+/// Shortest wait for the expiry: clocks differ a little, and a reconcile just before it is wasted.
 const SHORTEST_WAIT: Duration = Duration::from_secs(2);
 
-/// Whether the sandbox's time is up.
+/// Whether the sandbox has expired.
 pub(super) fn is_due(sandbox: &Sandbox, now: Timestamp) -> bool {
     let end = sandbox.spec.shutdown_time.as_ref();
     end.is_some_and(|end| end.0 <= now)
 }
 
-/// When it will be.
-pub(super) fn remaining(sandbox: &Sandbox, now: Timestamp) -> Next {
+/// Requeues the sandbox at its expiry.
+pub(super) fn remaining(sandbox: &Sandbox, now: Timestamp) -> Action {
     let Some(end) = &sandbox.spec.shutdown_time else {
-        return Next::Wait;
+        return Action::AwaitChange;
     };
     let left = Duration::try_from(end.0.duration_since(now)).unwrap_or_default();
-    Next::After(left.max(SHORTEST_WAIT))
+    Action::RequeueAfter(left.max(SHORTEST_WAIT))
 }
 
-/// Ends it.
-pub(super) async fn expire(world: &World, sandbox: &Sandbox, now: Timestamp) -> Result<Next> {
+/// Writes the status, deletes the children and, with policy Delete, the Sandbox.
+pub(super) async fn expire(ctx: &Context, sandbox: &Sandbox, now: Timestamp) -> Result<Action> {
     let key = Key::of(&sandbox.metadata);
     let before = sandbox.status.clone().unwrap_or_default();
     let after = SandboxStatus {
@@ -43,14 +44,13 @@ pub(super) async fn expire(world: &World, sandbox: &Sandbox, now: Timestamp) -> 
         ..SandboxStatus::default()
     };
     if !status::same(&before, &after) {
-        world
-            .patch_sandbox_status(&key, status::patch(&before, &after))
+        ctx.patch_sandbox_status(&key, status::patch(&before, &after))
             .await?;
-        metrics::sandbox_expired(world, sandbox);
+        metrics::sandbox_expired(ctx, sandbox);
         if policy(sandbox) == ShutdownPolicy::Retain {
-            world.note(
+            ctx.record_event(
                 sandbox,
-                Note::normal(
+                Event::normal(
                     "SandboxExpired",
                     "Expiring",
                     "Sandbox has expired".to_owned(),
@@ -58,18 +58,17 @@ pub(super) async fn expire(world: &World, sandbox: &Sandbox, now: Timestamp) -> 
             );
         }
     }
-    for pod in world.pods_of(uid(&sandbox.metadata)) {
-        pod::delete(world, &pod).await?;
+    for pod in ctx.pods_of(uid(&sandbox.metadata)) {
+        pod::delete(ctx, &pod).await?;
     }
-    if let Some(service) = service::owned(world, sandbox) {
-        service::delete(world, &service).await?;
+    if let Some(service) = service::owned(ctx, sandbox) {
+        service::delete(ctx, &service).await?;
     }
     if policy(sandbox) == ShutdownPolicy::Delete {
-        world
-            .delete::<Sandbox>(&sandbox.metadata, DeleteParams::background())
+        ctx.delete::<Sandbox>(&sandbox.metadata, DeleteParams::background())
             .await?;
     }
-    Ok(Next::Wait)
+    Ok(Action::AwaitChange)
 }
 
 fn policy(sandbox: &Sandbox) -> ShutdownPolicy {
@@ -79,7 +78,7 @@ fn policy(sandbox: &Sandbox) -> ShutdownPolicy {
 fn conditions(sandbox: &Sandbox, now: Timestamp) -> Vec<Condition> {
     let mut conditions = Conditions::new(sandbox, now);
     conditions.set(READY, Verdict::no("SandboxExpired", "Sandbox has expired"));
-    // How the pod ended is worth knowing after its end; whether it was suspended stays as it was.
+    // Kept as they were: whether the sandbox was suspended, and how its pod finished.
     for kind in [SUSPENDED, FINISHED] {
         if let Some(condition) = sandbox.condition(kind) {
             let mut condition = condition.clone();

@@ -1,21 +1,22 @@
-//! Labels and annotations of a sandbox's pod: what the template says, and what the controllers say of it.
+//! Labels and annotations of a sandbox's pod: those of the pod template, and those of the controllers.
 
+use crate::caches::PodView;
 use crate::crd::Sandbox;
 use crate::crd::names::{
     self, CLAIM_UID, CREATED_BY, NAME_HASH, PROPAGATED_ANNOTATIONS, PROPAGATED_LABELS,
     SAFE_TO_EVICT, TEMPLATE_REF_HASH, WARM_POOL, is_system_key,
 };
-use crate::held::{Labels, PodView, annotation, controller_of, label};
+use crate::object_meta::{Labels, annotation, controller_of, label};
 use serde_json::{Map, Value, json};
 
-/// What the pod is to carry.
+/// Desired labels and annotations of a pod.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct PodMarks {
     pub(crate) labels: Labels,
     pub(crate) annotations: Labels,
 }
 
-/// What the pod of this sandbox is to carry. `evictable`: the autoscaler may evict pods that nobody has claimed.
+/// Desired labels and annotations of the pod of a sandbox. `evictable`: the cluster autoscaler may evict pooled pods.
 pub(crate) fn marks(sandbox: &Sandbox, evictable: bool) -> PodMarks {
     let template = &sandbox.spec.pod_template;
     let own = |pairs: &mut dyn Iterator<Item = (&String, &String)>| -> Labels {
@@ -68,8 +69,8 @@ pub(crate) fn marks(sandbox: &Sandbox, evictable: bool) -> PodMarks {
     }
 }
 
-/// The merge patch that brings a pod's labels and annotations to `marks`, or `None` where they are.
-/// Keys of others stay; of ours only those go that were put there and are no longer wanted.
+/// The merge patch from the labels and annotations of a pod to `marks`; `None` if there is no difference. Keys of
+/// others are kept; only keys that we set earlier are removed.
 pub(crate) fn patch(pod: &PodView, marks: &PodMarks) -> Option<Value> {
     let was_pooled = label(&pod.meta, WARM_POOL).is_some();
     let mut label_keys = listed(annotation(&pod.meta, PROPAGATED_LABELS));
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_s_marks_go_when_the_sandbox_is_claimed() {
+    fn labels_of_the_pool_are_removed_when_the_sandbox_is_claimed() {
         let pooled = marks(&sandbox("SandboxWarmPool", &[]), true);
         assert_eq!(pooled.labels.get(WARM_POOL).map(String::as_str), Some("p"));
         assert_eq!(
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_the_template_come_and_go_and_keys_of_others_stay() {
+    fn keys_of_the_template_are_synced_and_keys_of_others_kept() {
         let before = marks(
             &sandbox("", &[("a", "1"), ("b", "2"), (NAME_HASH, "forged")]),
             true,
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_do_is_no_write() {
+    fn there_is_no_patch_without_a_difference() {
         let marks = marks(&sandbox("", &[("a", "1")]), true);
         assert_eq!(patch(&pod(&marks), &marks), None);
         assert_eq!(

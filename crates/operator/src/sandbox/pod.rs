@@ -1,41 +1,46 @@
-//! The pod of a sandbox: made when it runs, deleted when it is suspended, never changed but for its labels.
+//! The pod of a sandbox: created in mode Running, deleted in mode Suspended. Only its labels and annotations are
+//! updated.
 
-use super::{Pods, metadata, owner, volumes};
+use super::{Pods, metadata, volumes};
 use crate::cache::Key;
+use crate::caches::PodView;
+use crate::context::Context;
 use crate::crd::names;
 use crate::crd::{OperatingMode, Sandbox};
 use crate::error::{Error, Result};
-use crate::events::Note;
-use crate::held::{PodView, annotation, controller_of, may_adopt, uid};
-use crate::world::World;
+use crate::events::Event;
+use crate::object_meta::{annotation, is_controlled_by, may_adopt, owner_reference, uid};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ObjectMeta};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Finds the pod, and makes, marks or deletes it. `pods` tells what was found even where this fails.
-pub(super) async fn ensure(world: &World, sandbox: &Sandbox, pods: &mut Pods) -> Result<()> {
-    *pods = owned(world, sandbox);
+/// Finds the pod, and creates, updates or deletes it. `pods` is set even if this fails.
+pub(super) async fn ensure(ctx: &Context, sandbox: &Sandbox, pods: &mut Pods) -> Result<()> {
+    *pods = owned(ctx, sandbox);
     match (sandbox.operating_mode(), &*pods) {
         (_, Pods::Many(_)) => Ok(()),
-        (OperatingMode::Suspended, Pods::One(pod)) => delete(world, pod).await,
+        (OperatingMode::Suspended, Pods::One(pod)) => delete(ctx, pod).await,
         (OperatingMode::Suspended, _) => {
             *pods = Pods::Unknown;
-            *pods = standing_in_the_way(world, sandbox).await?;
+            *pods = delete_unwatched(ctx, sandbox).await?;
             Ok(())
         }
-        (OperatingMode::Running, Pods::One(pod)) => mark(world, sandbox, pod, json!({})).await,
+        (OperatingMode::Running, Pods::One(pod)) => {
+            *pods = Pods::One(mark(ctx, sandbox, pod, json!({})).await?);
+            Ok(())
+        }
         (OperatingMode::Running, _) => {
             *pods = Pods::Missing;
-            *pods = create(world, sandbox).await?;
+            *pods = create(ctx, sandbox).await?;
             Ok(())
         }
     }
 }
 
-/// The pods that say they belong to this very sandbox.
-pub(super) fn owned(world: &World, sandbox: &Sandbox) -> Pods {
-    let mut pods = world.pods_of(uid(&sandbox.metadata));
+/// The cached pods that this sandbox controls, by UID.
+pub(super) fn owned(ctx: &Context, sandbox: &Sandbox) -> Pods {
+    let mut pods = ctx.pods_of(uid(&sandbox.metadata));
     match pods.len() {
         0 => Pods::Missing,
         1 => Pods::One(pods.remove(0)),
@@ -47,59 +52,60 @@ pub(super) fn owned(world: &World, sandbox: &Sandbox) -> Pods {
     }
 }
 
-/// Deletes a pod, once.
-pub(super) async fn delete(world: &World, pod: &PodView) -> Result<()> {
+/// Deletes a pod, unless that was already requested.
+pub(super) async fn delete(ctx: &Context, pod: &PodView) -> Result<()> {
     if pod.meta.deletion_timestamp.is_some() {
         return Ok(());
     }
-    world
-        .delete::<Pod>(&pod.meta, DeleteParams::default())
-        .await
+    ctx.delete::<Pod>(&pod.meta, DeleteParams::default()).await
 }
 
-/// A pod without our label is not in the table: whether one has the sandbox's name is asked.
-async fn standing_in_the_way(world: &World, sandbox: &Sandbox) -> Result<Pods> {
-    let Some(pod) = world.read_pod(&pod_key(sandbox)).await? else {
+/// A pod without our label is not in the cache: reads the pod with the sandbox's name, and deletes it if it is ours.
+async fn delete_unwatched(ctx: &Context, sandbox: &Sandbox) -> Result<Pods> {
+    let Some(pod) = ctx.read_pod(&pod_key(sandbox)).await? else {
         return Ok(Pods::Missing);
     };
     if !is_ours(&pod, sandbox) {
         return Ok(Pods::Foreign);
     }
-    delete(world, &pod).await?;
+    delete(ctx, &pod).await?;
     Ok(Pods::One(Arc::new(pod)))
 }
 
-async fn create(world: &World, sandbox: &Sandbox) -> Result<Pods> {
+async fn create(ctx: &Context, sandbox: &Sandbox) -> Result<Pods> {
     let key = Key::of(&sandbox.metadata);
-    match world.create_pod(&desired(world, sandbox)).await {
+    match ctx.create_pod(&desired(ctx, sandbox)).await {
         Ok(pod) => {
-            world.failing.changed(&key, false);
+            ctx.pod_create_failing.changed(&key, false);
             let text = format!("Created Pod \"{}\"", key.name);
-            world.note(sandbox, Note::normal("SandboxPodCreated", "Creating", text));
-            Ok(Pods::One(Arc::new(pod)))
+            ctx.record_event(
+                sandbox,
+                Event::normal("SandboxPodCreated", "Creating", text),
+            );
+            Ok(Pods::One(pod))
         }
-        Err(error) if error.is_already_exists() => take_over(world, sandbox, error).await,
+        Err(error) if error.is_already_exists() => adopt_existing(ctx, sandbox, error).await,
         Err(error) => {
-            // Once, however often it is tried: a quota may last for days.
-            if error.is_worth_telling() && world.failing.changed(&key, true) {
-                let note = Note::warning("SandboxPodCreateFailed", "Creating", error.to_string());
-                world.note(sandbox, note);
+            // One event for all retries: a quota may last for days.
+            if error.is_reportable() && ctx.pod_create_failing.changed(&key, true) {
+                let event = Event::warning("SandboxPodCreateFailed", "Creating", error.to_string());
+                ctx.record_event(sandbox, event);
             }
             Err(error)
         }
     }
 }
 
-/// The name is taken: by our own pod that we did not know of, by one that may be adopted, or by somebody else's.
-async fn take_over(world: &World, sandbox: &Sandbox, taken: Error) -> Result<Pods> {
+/// A pod with the sandbox's name exists: ours but not in the cache, or adoptable, or of another owner.
+async fn adopt_existing(ctx: &Context, sandbox: &Sandbox, taken: Error) -> Result<Pods> {
     let key = pod_key(sandbox);
-    let Some(pod) = world.read_pod(&key).await? else {
-        return Err(taken); // gone meanwhile: the next pass makes one
+    let Some(pod) = ctx.read_pod(&key).await? else {
+        return Err(taken); // deleted meanwhile: the next reconcile creates one
     };
+    let pod = Arc::new(pod);
     if is_ours(&pod, sandbox) {
-        mark(world, sandbox, &pod, json!({})).await?;
-        world.hold_pod(pod.clone());
-        return Ok(Pods::One(Arc::new(pod)));
+        let marked = mark(ctx, sandbox, &pod, json!({})).await?;
+        return Ok(Pods::One(ctx.cache_pod(marked)));
     }
     if !may_adopt(&pod.meta, &names::hash(&key.name)) {
         return Err(Error::NotOwned(format!(
@@ -107,23 +113,27 @@ async fn take_over(world: &World, sandbox: &Sandbox, taken: Error) -> Result<Pod
             key.name
         )));
     }
-    let adopt = json!({"metadata": {"ownerReferences": [owner(sandbox)], "uid": pod.meta.uid}});
-    mark(world, sandbox, &pod, adopt).await?;
-    let adopted = world.held.pods.get(&key);
-    Ok(adopted.map_or(Pods::Missing, Pods::One))
+    let adopt =
+        json!({"metadata": {"ownerReferences": [owner_reference(sandbox)], "uid": pod.meta.uid}});
+    Ok(Pods::One(mark(ctx, sandbox, &pod, adopt).await?))
 }
 
-/// Brings labels and annotations of the pod up to date, with what else is to be patched.
-async fn mark(world: &World, sandbox: &Sandbox, pod: &PodView, more: Value) -> Result<()> {
-    let marks = metadata::marks(sandbox, world.options.enable_warm_pool_eviction);
+/// Patches labels and annotations of the pod that differ, together with `more`. Returns the pod as it is then.
+async fn mark(
+    ctx: &Context,
+    sandbox: &Sandbox,
+    pod: &Arc<PodView>,
+    more: Value,
+) -> Result<Arc<PodView>> {
+    let marks = metadata::marks(sandbox, ctx.options.enable_warm_pool_eviction);
     let mut patch = more;
     if let Some(marks) = metadata::patch(pod, &marks) {
         merge(&mut patch, marks);
     }
     if patch == json!({}) {
-        return Ok(());
+        return Ok(Arc::clone(pod));
     }
-    world.patch_pod(&Key::of(&pod.meta), patch).await
+    ctx.patch_pod(&Key::of(&pod.meta), patch).await
 }
 
 fn merge(into: &mut Value, from: Value) {
@@ -137,8 +147,8 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-fn desired(world: &World, sandbox: &Sandbox) -> Pod {
-    let marks = metadata::marks(sandbox, world.options.enable_warm_pool_eviction);
+fn desired(ctx: &Context, sandbox: &Sandbox) -> Pod {
+    let marks = metadata::marks(sandbox, ctx.options.enable_warm_pool_eviction);
     let mut spec = sandbox.spec.pod_template.spec.clone();
     volumes::mount(sandbox, &mut spec);
     Pod {
@@ -147,7 +157,7 @@ fn desired(world: &World, sandbox: &Sandbox) -> Pod {
             namespace: sandbox.metadata.namespace.clone(),
             labels: Some(marks.labels),
             annotations: (!marks.annotations.is_empty()).then_some(marks.annotations),
-            owner_references: Some(vec![owner(sandbox)]),
+            owner_references: Some(vec![owner_reference(sandbox)]),
             ..ObjectMeta::default()
         },
         spec: Some(spec),
@@ -156,10 +166,10 @@ fn desired(world: &World, sandbox: &Sandbox) -> Pod {
 }
 
 fn is_ours(pod: &PodView, sandbox: &Sandbox) -> bool {
-    controller_of(&pod.meta).is_some_and(|owner| owner.uid == uid(&sandbox.metadata))
+    is_controlled_by(&pod.meta, &sandbox.metadata)
 }
 
-/// An older controller may have noted another name.
+/// Key of the pod; an annotation of an older controller may give another name than the sandbox's.
 fn pod_key(sandbox: &Sandbox) -> Key {
     let key = Key::of(&sandbox.metadata);
     match annotation(&sandbox.metadata, names::POD_NAME) {

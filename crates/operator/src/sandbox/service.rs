@@ -1,69 +1,69 @@
-//! The headless Service of a sandbox: made on request, deleted on request, otherwise left as it is.
+//! The headless Service of a sandbox: `spec.service` true creates it, false deletes it, unset leaves it as it is.
 
-use super::{ServiceState, owner};
+use super::ServiceState;
 use crate::cache::Key;
+use crate::caches::Child;
+use crate::context::Context;
 use crate::crd::Sandbox;
 use crate::crd::names::{self, NAME_HASH};
 use crate::error::{Error, Result};
-use crate::held::{Child, controller_of, may_adopt, uid};
-use crate::world::World;
+use crate::object_meta::{is_controlled_by, may_adopt, owner_reference};
 use k8s_openapi::api::core::v1::{ContainerPort, PodSpec, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::{DeleteParams, ObjectMeta};
 use serde_json::json;
 
-/// What is known without asking.
-pub(super) fn state(world: &World, sandbox: &Sandbox) -> ServiceState {
-    match (owned(world, sandbox), sandbox.spec.service) {
+/// The state of the Service according to the cache.
+pub(super) fn state(ctx: &Context, sandbox: &Sandbox) -> ServiceState {
+    match (owned(ctx, sandbox), sandbox.spec.service) {
         (Some(_), None | Some(true)) => ServiceState::Exists,
         (None, Some(true)) => ServiceState::Missing,
         (_, Some(false)) | (None, None) => ServiceState::NotWanted,
     }
 }
 
-/// Makes or deletes the Service.
-pub(super) async fn ensure(world: &World, sandbox: &Sandbox) -> Result<ServiceState> {
-    match (sandbox.spec.service, owned(world, sandbox)) {
-        (Some(false), Some(service)) => delete(world, &service).await?,
-        (Some(true), None) => make(world, sandbox).await?,
+/// Creates or deletes the Service.
+pub(super) async fn ensure(ctx: &Context, sandbox: &Sandbox) -> Result<ServiceState> {
+    match (sandbox.spec.service, owned(ctx, sandbox)) {
+        (Some(false), Some(service)) => delete(ctx, &service).await?,
+        (Some(true), None) => make(ctx, sandbox).await?,
         (None, _) | (Some(false), None) | (Some(true), Some(_)) => {}
     }
-    Ok(state(world, sandbox))
+    Ok(state(ctx, sandbox))
 }
 
-/// The Service of this very sandbox.
-pub(super) fn owned(world: &World, sandbox: &Sandbox) -> Option<Child> {
-    let service = world.held.services.get(&Key::of(&sandbox.metadata))?;
-    let ours = controller_of(&service.meta).is_some_and(|o| o.uid == uid(&sandbox.metadata));
+/// The cached Service that this sandbox controls.
+pub(super) fn owned(ctx: &Context, sandbox: &Sandbox) -> Option<Child> {
+    let service = ctx.caches.services.get(&Key::of(&sandbox.metadata))?;
+    let ours = is_controlled_by(&service.meta, &sandbox.metadata);
     (ours && service.meta.deletion_timestamp.is_none()).then(|| service.as_ref().clone())
 }
 
-/// Deletes a Service of ours.
-pub(super) async fn delete(world: &World, service: &Child) -> Result<()> {
-    world
-        .delete::<Service>(&service.meta, DeleteParams::default())
+/// Deletes the Service and removes it from the cache.
+pub(super) async fn delete(ctx: &Context, service: &Child) -> Result<()> {
+    ctx.delete::<Service>(&service.meta, DeleteParams::default())
         .await?;
-    if let Some(change) = world.held.services.remove(&service.meta) {
-        world.service_changed(&change);
+    if let Some(change) = ctx.caches.services.remove(&service.meta) {
+        ctx.service_changed(&change);
     }
     Ok(())
 }
 
-async fn make(world: &World, sandbox: &Sandbox) -> Result<()> {
-    match world.create_service(&desired(sandbox)).await {
-        Err(error) if error.is_already_exists() => adopt(world, sandbox, error).await,
-        other => other,
+async fn make(ctx: &Context, sandbox: &Sandbox) -> Result<()> {
+    match ctx.create_service(&desired(sandbox)).await {
+        Err(error) if error.is_already_exists() => adopt(ctx, sandbox, error).await,
+        other => other.map(drop),
     }
 }
 
-async fn adopt(world: &World, sandbox: &Sandbox, taken: Error) -> Result<()> {
+async fn adopt(ctx: &Context, sandbox: &Sandbox, taken: Error) -> Result<()> {
     let key = Key::of(&sandbox.metadata);
     let hash = names::hash(&key.name);
-    let Some(found) = world.read::<Service>(&key).await? else {
+    let Some(found) = ctx.read::<Service>(&key).await? else {
         return Err(taken);
     };
     let found = Child::from(found);
-    let ours = controller_of(&found.meta).is_some_and(|o| o.uid == uid(&sandbox.metadata));
+    let ours = is_controlled_by(&found.meta, &sandbox.metadata);
     if !ours && !may_adopt(&found.meta, &hash) {
         return Err(Error::NotOwned(format!(
             "service \"{}\" exists and is not owned by this sandbox",
@@ -72,13 +72,10 @@ async fn adopt(world: &World, sandbox: &Sandbox, taken: Error) -> Result<()> {
     }
     let patch = json!({"metadata": {
         "uid": found.meta.uid,
-        "ownerReferences": [owner(sandbox)],
+        "ownerReferences": [owner_reference(sandbox)],
         "labels": {NAME_HASH: hash},
     }});
-    let adopted = world.patch::<Service>(&key, patch).await?;
-    if let Some(change) = world.held.services.put(adopted.into()) {
-        world.service_changed(&change);
-    }
+    ctx.patch_service(&key, patch).await?;
     Ok(())
 }
 
@@ -91,7 +88,7 @@ fn desired(sandbox: &Sandbox) -> Service {
             name: Some(key.name),
             namespace: Some(key.namespace),
             labels: Some(label.clone().into()),
-            owner_references: Some(vec![owner(sandbox)]),
+            owner_references: Some(vec![owner_reference(sandbox)]),
             ..ObjectMeta::default()
         },
         spec: Some(ServiceSpec {
@@ -104,7 +101,7 @@ fn desired(sandbox: &Sandbox) -> Service {
     }
 }
 
-/// The ports that the containers name, each port and protocol once.
+/// The ports of the containers, each port and protocol once.
 fn ports(spec: &PodSpec) -> Vec<ServicePort> {
     let sidecars = spec.init_containers.iter().flatten();
     let sidecars = sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always"));
@@ -113,7 +110,7 @@ fn ports(spec: &PodSpec) -> Vec<ServicePort> {
     for port in containers.flat_map(|c| c.ports.iter().flatten()) {
         let mut port = service_port(port);
         if ports.iter().any(|p| p.name == port.name) {
-            port.name = Some(plain_name(&port)); // two containers may use one name
+            port.name = Some(plain_name(&port)); // two containers may use the same name
         }
         let known = |p: &ServicePort| p.port == port.port && p.protocol == port.protocol;
         if !ports.iter().any(known) {

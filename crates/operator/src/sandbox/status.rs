@@ -1,51 +1,51 @@
-//! What a Sandbox says of itself: a function of what is there, and one write where that is news.
+//! Status of a Sandbox: computed from its children by a pure function, and written only when it changed.
 
 use super::{Children, Pods, ServiceState, error_verdict};
 use crate::cache::Key;
+use crate::caches::PodView;
+use crate::context::Context;
 use crate::crd::conditions::{FINISHED, POD_SCHEDULED, READY, SUSPENDED, Verdict, is_true};
 use crate::crd::names::{self, NAME_HASH};
 use crate::crd::{OperatingMode, Sandbox, SandboxStatus};
 use crate::error::Result;
-use crate::events::Note;
-use crate::held::{PodView, controller_of};
+use crate::events::Event;
 use crate::metrics;
-use crate::queue::Next;
-use crate::world::World;
+use crate::object_meta::controller_of;
+use crate::work_queue::Action;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// How long the first steps of a sandbox that nobody waits for are gathered into one write.
-const GATHER: Duration = Duration::from_secs(2);
+/// Debounce window for the status of a pooled sandbox that is not ready yet.
+const STATUS_DEBOUNCE: Duration = Duration::from_secs(2);
 
 /// Writes the status if it changed.
 pub(super) async fn write(
-    world: &World,
+    ctx: &Context,
     sandbox: &Sandbox,
     children: &Children,
     now: Timestamp,
-) -> Result<Next> {
-    let status = compute(sandbox, children, &world.options.cluster_domain, now);
+) -> Result<Action> {
+    let status = compute(sandbox, children, &ctx.options.cluster_domain, now);
     let before = sandbox.status.clone().unwrap_or_default();
     if same(&before, &status) {
-        return Ok(Next::Wait);
+        return Ok(Action::AwaitChange);
     }
     let key = Key::of(&sandbox.metadata);
     if may_wait(sandbox, &before, &status)
-        && let Some(wait) = world.gathering.hold(&key, GATHER)
+        && let Some(wait) = ctx.sandbox_status_debounce.delay(&key, STATUS_DEBOUNCE)
     {
-        return Ok(Next::After(wait));
+        return Ok(Action::RequeueAfter(wait));
     }
-    world.gathering.release(&key);
-    world
-        .patch_sandbox_status(&key, patch(&before, &status))
+    ctx.sandbox_status_debounce.clear(&key);
+    ctx.patch_sandbox_status(&key, patch(&before, &status))
         .await?;
-    tell(world, sandbox, &before, &status, children);
-    Ok(Next::Wait)
+    report(ctx, sandbox, &before, &status, children);
+    Ok(Action::AwaitChange)
 }
 
-/// The steps of a waiting sandbox on its way to ready interest nobody; that it is ready does.
+/// Whether a status may be debounced: a pooled sandbox that was not ready and still is not.
 fn may_wait(sandbox: &Sandbox, before: &SandboxStatus, after: &SandboxStatus) -> bool {
     let pooled = controller_of(&sandbox.metadata).is_some_and(|o| o.kind == "SandboxWarmPool");
     let unready =
@@ -53,7 +53,7 @@ fn may_wait(sandbox: &Sandbox, before: &SandboxStatus, after: &SandboxStatus) ->
     pooled && unready(before) && unready(after)
 }
 
-/// The merge patch from one status to another: conditions are written whole, what is gone is removed.
+/// The merge patch from one status to another. Conditions are written as a whole; missing fields are removed.
 pub(super) fn patch(before: &SandboxStatus, after: &SandboxStatus) -> Value {
     let before = serde_json::to_value(before).unwrap_or_default();
     let mut after = serde_json::to_value(after).unwrap_or_default();
@@ -65,7 +65,7 @@ pub(super) fn patch(before: &SandboxStatus, after: &SandboxStatus) -> Value {
     json!({"status": after})
 }
 
-/// Whether two statuses say the same, whatever the order of their conditions.
+/// Whether two statuses are equal, regardless of the order of their conditions.
 pub(super) fn same(a: &SandboxStatus, b: &SandboxStatus) -> bool {
     let ordered = |status: &SandboxStatus| {
         let mut status = status.clone();
@@ -78,7 +78,7 @@ pub(super) fn same(a: &SandboxStatus, b: &SandboxStatus) -> bool {
     ordered(a) == ordered(b)
 }
 
-/// The status that follows from what is there.
+/// Computes the status from the children.
 pub(super) fn compute(
     sandbox: &Sandbox,
     children: &Children,
@@ -114,7 +114,7 @@ pub(super) fn compute(
     }
 }
 
-/// A new node alone is not worth a write: it is told with the next one, at the latest when the pod is ready.
+/// A new node name alone does not cause a write: it is written with the next change, at the latest with Ready.
 fn node_name(before: Option<String>, pod: Option<&PodView>, ready: bool) -> Option<String> {
     let node = pod?.node.clone();
     if ready {
@@ -212,7 +212,7 @@ fn scheduled(pod: &PodView) -> Option<Verdict> {
     Some(verdict)
 }
 
-/// A scheduler may say anything; a reason that the API does not take would lose the whole status.
+/// A valid `reason`. Schedulers may set any text, and the API server rejects a whole status with an invalid reason.
 fn or<'a>(word: &'a str, otherwise: &'a str) -> &'a str {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ',' | ':');
     let fits = word.len() <= 1024
@@ -234,7 +234,7 @@ fn find<'a>(status: &'a SandboxStatus, kind: &str) -> Option<&'a Condition> {
     status.conditions.as_ref()?.iter().find(|c| c.type_ == kind)
 }
 
-/// Conditions under construction, their times taken over from the last ones.
+/// Builder of conditions; keeps `lastTransitionTime` where the status is the same.
 pub(super) struct Conditions<'a> {
     sandbox: &'a Sandbox,
     now: Time,
@@ -262,9 +262,9 @@ impl<'a> Conditions<'a> {
     }
 }
 
-/// Events and metrics of what changed.
-fn tell(
-    world: &World,
+/// Records events and metrics of a status change.
+fn report(
+    ctx: &Context,
     sandbox: &Sandbox,
     before: &SandboxStatus,
     after: &SandboxStatus,
@@ -275,31 +275,31 @@ fn tell(
         (!is_true(find(before, kind))).then_some(condition)
     };
     if let Some(ready) = became(READY) {
-        metrics::sandbox_ready(world, sandbox);
-        world.note(
+        metrics::sandbox_ready(ctx, sandbox);
+        ctx.record_event(
             sandbox,
-            Note::normal("SandboxReady", "Starting", ready.message.clone()),
+            Event::normal("SandboxReady", "Starting", ready.message.clone()),
         );
     }
     if let Some(suspended) = became(SUSPENDED) {
-        world.note(
+        ctx.record_event(
             sandbox,
-            Note::normal("SandboxSuspended", "Suspending", suspended.message.clone()),
+            Event::normal("SandboxSuspended", "Suspending", suspended.message.clone()),
         );
     }
     if let Some(finished) = became(FINISHED) {
-        metrics::sandbox_finished(world, sandbox, &finished.reason);
-        let note = Note::normal(&finished.reason, "Finishing", finished.message.clone());
-        world.note(sandbox, note);
+        metrics::sandbox_finished(ctx, sandbox, &finished.reason);
+        let event = Event::normal(&finished.reason, "Finishing", finished.message.clone());
+        ctx.record_event(sandbox, event);
     }
     let reason = |status| find(status, READY).map(|c| c.reason.clone());
     if matches!(children.pods, Pods::Many(_)) && reason(before) != reason(after) {
         let message = find(after, READY)
             .map(|c| c.message.clone())
             .unwrap_or_default();
-        world.note(
+        ctx.record_event(
             sandbox,
-            Note::warning("MultiplePods", "Reconciling", message),
+            Event::warning("MultiplePods", "Reconciling", message),
         );
     }
 }

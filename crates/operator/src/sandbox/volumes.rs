@@ -1,31 +1,32 @@
-//! The volumes of a sandbox: made once, never changed or deleted here; they go with the Sandbox.
+//! The PersistentVolumeClaims of a sandbox: created once, never changed or deleted here. The garbage collector deletes
+//! them with the Sandbox.
 
-use super::owner;
 use crate::cache::Key;
+use crate::caches::Child;
+use crate::context::Context;
 use crate::crd::names::{self, NAME_HASH};
 use crate::crd::{Sandbox, VolumeClaimTemplate};
 use crate::error::{Error, Result};
-use crate::held::{Child, controller_of, may_adopt, uid};
-use crate::world::World;
+use crate::object_meta::{controller_of, may_adopt, owner_reference, uid};
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, PodSpec, Volume,
 };
 use kube::api::ObjectMeta;
 use serde_json::json;
 
-/// Makes the claims that are missing.
-pub(super) async fn ensure(world: &World, sandbox: &Sandbox) -> Result<()> {
+/// Creates the volume claims that are missing.
+pub(super) async fn ensure(ctx: &Context, sandbox: &Sandbox) -> Result<()> {
     for template in sandbox.spec.volume_claim_templates.iter().flatten() {
         let key = claim_key(sandbox, template);
-        match world.held.volumes.get(&key) {
-            Some(claim) => check(world, sandbox, &claim).await?,
-            None => make(world, sandbox, template).await?,
+        match ctx.caches.volumes.get(&key) {
+            Some(claim) => check(ctx, sandbox, &claim).await?,
+            None => make(ctx, sandbox, template).await?,
         }
     }
     Ok(())
 }
 
-/// Puts the volumes into the pod; a volume of the same name in its spec gives way.
+/// Adds the volumes to the pod spec; they replace volumes of the same name.
 pub(super) fn mount(sandbox: &Sandbox, spec: &mut PodSpec) {
     let Some(templates) = &sandbox.spec.volume_claim_templates else {
         return;
@@ -42,7 +43,7 @@ pub(super) fn mount(sandbox: &Sandbox, spec: &mut PodSpec) {
     }));
 }
 
-async fn make(world: &World, sandbox: &Sandbox, template: &VolumeClaimTemplate) -> Result<()> {
+async fn make(ctx: &Context, sandbox: &Sandbox, template: &VolumeClaimTemplate) -> Result<()> {
     let key = claim_key(sandbox, template);
     let metadata = template.metadata.clone().unwrap_or_default();
     let mut labels = metadata.labels.unwrap_or_default();
@@ -54,25 +55,25 @@ async fn make(world: &World, sandbox: &Sandbox, template: &VolumeClaimTemplate) 
             namespace: Some(key.namespace.clone()),
             labels: Some(labels),
             annotations: metadata.annotations,
-            owner_references: Some(vec![owner(sandbox)]),
+            owner_references: Some(vec![owner_reference(sandbox)]),
             ..ObjectMeta::default()
         },
         spec: Some(template.spec.clone()),
         status: None,
     };
-    match world.create_volume(&claim).await {
+    match ctx.create_volume(&claim).await {
         Err(error) if error.is_already_exists() => {
-            match world.read::<PersistentVolumeClaim>(&key).await? {
-                Some(found) => check(world, sandbox, &found.into()).await,
+            match ctx.read::<PersistentVolumeClaim>(&key).await? {
+                Some(found) => check(ctx, sandbox, &found.into()).await,
                 None => Err(error),
             }
         }
-        other => other,
+        other => other.map(drop),
     }
 }
 
-/// A claim of that name is ours, or becomes ours if it may, or stands in the way.
-async fn check(world: &World, sandbox: &Sandbox, claim: &Child) -> Result<()> {
+/// Checks an existing volume claim: it is ours, or is adopted if it may be, or is an error.
+async fn check(ctx: &Context, sandbox: &Sandbox, claim: &Child) -> Result<()> {
     let key = Key::of(&claim.meta);
     match controller_of(&claim.meta) {
         Some(controller) if controller.uid == uid(&sandbox.metadata) => Ok(()),
@@ -84,11 +85,10 @@ async fn check(world: &World, sandbox: &Sandbox, claim: &Child) -> Result<()> {
             let name = sandbox.metadata.name.as_deref().unwrap_or_default();
             let patch = json!({"metadata": {
                 "uid": claim.meta.uid,
-                "ownerReferences": [owner(sandbox)],
+                "ownerReferences": [owner_reference(sandbox)],
                 "labels": {NAME_HASH: names::hash(name)},
             }});
-            let adopted = world.patch::<PersistentVolumeClaim>(&key, patch).await?;
-            world.held.volumes.put(adopted.into());
+            ctx.patch_volume(&key, patch).await?;
             Ok(())
         }
         _ => Err(Error::NotOwned(format!(

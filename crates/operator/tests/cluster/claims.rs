@@ -1,4 +1,4 @@
-//! SandboxClaim: warm and cold starts, and what is refused.
+//! SandboxClaim: warm and cold starts, and validation.
 
 use crate::rig::{Space, condition, rig, test};
 use k8e_operator::crd::names::{
@@ -25,7 +25,7 @@ async fn sandbox_of(space: &Space, claim: &SandboxClaim) -> Sandbox {
 }
 
 #[test]
-fn a_warm_claim_gets_a_waiting_sandbox() {
+fn a_claim_is_bound_to_a_warm_sandbox() {
     test(async |space| {
         space.ready_pool("pool", 2).await;
         let waiting: Vec<_> = space
@@ -157,7 +157,7 @@ fn a_claim_on_an_empty_pool_starts_cold() {
 }
 
 #[test]
-fn what_is_missing_is_named_and_found_when_it_comes() {
+fn a_missing_pool_or_template_is_named_and_used_once_created() {
     test(async |space| {
         space.claim("mine", "pool", json!({})).await;
         let claim = space.claim_says("mine", "WarmPoolNotFound").await;
@@ -191,7 +191,7 @@ fn what_is_missing_is_named_and_found_when_it_comes() {
 }
 
 #[test]
-fn as_many_claims_as_come_get_a_sandbox_each() {
+fn concurrent_claims_get_a_sandbox_each() {
     test(async |space| {
         space.ready_pool("pool", 4).await;
         let names: Vec<String> = (0..10).map(|n| format!("c{n}")).collect();
@@ -258,7 +258,7 @@ fn labels_that_a_claim_may_not_set_are_refused() {
 }
 
 #[test]
-fn a_bound_claim_that_becomes_wrong_keeps_its_sandbox() {
+fn a_bound_claim_that_becomes_invalid_keeps_its_sandbox() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
         space.claim("mine", "pool", json!({})).await;
@@ -304,7 +304,7 @@ async fn env_of(space: &Space, name: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn nothing_is_added_where_the_template_forbids_it() {
+fn injection_policy_disallowed_refuses_additions() {
     test(async |space| {
         with_policies(&space, "Disallowed", container()).await;
         space
@@ -330,7 +330,7 @@ fn nothing_is_added_where_the_template_forbids_it() {
 }
 
 #[test]
-fn new_names_are_added_where_the_template_allows_it() {
+fn injection_policy_allowed_accepts_new_names() {
     test(async |space| {
         with_policies(&space, "Allowed", container()).await;
         space
@@ -399,7 +399,7 @@ fn new_names_are_added_where_the_template_allows_it() {
 }
 
 #[test]
-fn variables_from_elsewhere_are_not_overridden_unseen() {
+fn injection_is_refused_for_containers_with_env_from() {
     test(async |space| {
         let mut container = container();
         container["envFrom"] = json!([{"configMapRef": {"name": "x", "optional": true}}]);
@@ -416,7 +416,7 @@ fn variables_from_elsewhere_are_not_overridden_unseen() {
 }
 
 #[test]
-fn names_are_replaced_where_the_template_says_so() {
+fn injection_policy_overrides_replaces_names() {
     test(async |space| {
         with_policies(&space, "Overrides", container()).await;
         let spec = json!({"env": [{"name": "OLD", "value": "2", "containerName": "main"}], "volumeClaimTemplates": [volume("base", "2Gi")]});
@@ -434,7 +434,7 @@ fn names_are_replaced_where_the_template_says_so() {
 }
 
 #[test]
-fn a_name_that_is_taken_is_told() {
+fn a_taken_sandbox_name_is_reported() {
     test(async |space| {
         space.template("t", json!({})).await;
         space.pool("pool", "t", 0, json!({})).await;
@@ -459,7 +459,7 @@ fn a_claim_whose_sandbox_was_deleted_gets_another() {
         space.claim("mine", "pool", json!({})).await;
         let first = bound(&space.claim_ready("mine").await);
         space.pool_has("pool", 1).await;
-        // A sandbox that is held while it goes shows what the claim says meanwhile.
+        // A finalizer keeps the sandbox terminating, so that the status of the claim meanwhile can be checked.
         space
             .patch::<Sandbox>(
                 &first,
@@ -481,7 +481,7 @@ fn a_claim_whose_sandbox_was_deleted_gets_another() {
 }
 
 #[test]
-fn of_two_sandboxes_of_one_claim_one_stays() {
+fn a_second_sandbox_of_a_claim_is_deleted() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
         space.claim("mine", "pool", json!({})).await;
@@ -499,7 +499,7 @@ fn of_two_sandboxes_of_one_claim_one_stays() {
 }
 
 #[test]
-fn the_choice_of_another_controller_stands() {
+fn the_assignment_of_another_controller_is_used() {
     test(async |space| {
         space.ready_pool("pool", 3).await;
         let waiting = space.list::<Sandbox>().await;
@@ -516,7 +516,7 @@ fn the_choice_of_another_controller_stands() {
 }
 
 #[test]
-fn a_claim_follows_its_sandbox() {
+fn a_claim_mirrors_the_status_of_its_sandbox() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
         space.claim("mine", "pool", json!({})).await;
@@ -542,7 +542,7 @@ fn a_claim_follows_its_sandbox() {
 }
 
 #[test]
-fn what_kubernetes_refuses_ends_the_claim() {
+fn an_invalid_spec_is_reported_on_the_claim() {
     test(async |space| {
         let bad = json!({"podTemplate": {"spec": {"containers": [{"name": "Not A Name", "image": "none"}]}}});
         space.template("t", bad).await;
@@ -553,7 +553,7 @@ fn what_kubernetes_refuses_ends_the_claim() {
 }
 
 #[test]
-fn sandboxes_on_a_node_that_is_drained_are_not_handed_out() {
+fn sandboxes_on_a_cordoned_node_are_not_bound() {
     test(async |space| {
         space.ready_pool("pool", 2).await;
         let node = space.list::<Sandbox>().await[0]
@@ -574,7 +574,7 @@ fn sandboxes_on_a_node_that_is_drained_are_not_handed_out() {
             .patch(&node, &PatchParams::default(), &cordon(true))
             .await
             .expect("cordoned");
-        // The operator has its own watch of nodes; it has heard of it when a claim shows it.
+        // The operator's watch of nodes has its own delay; a claim shows when it has the change.
         let free_elsewhere = 2 - on_node.len();
         space.claim("mine", "pool", json!({})).await;
         let ready = std::panic::AssertUnwindSafe(space.claim_ready("mine"));

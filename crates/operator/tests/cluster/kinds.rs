@@ -1,4 +1,4 @@
-//! A client, the four kinds installed, and options for an operator; shared with the stress tests.
+//! Client, installation of the CRDs, and operator options; shared with the stress tests.
 
 use clap::Parser;
 use k8e_operator::crd::schema;
@@ -10,7 +10,7 @@ use kube::{Client, Config};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a definition may take to be served.
+/// Timeout until a CRD is served.
 const ESTABLISHED: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
@@ -20,7 +20,7 @@ struct Cli {
     options: OperatorOptions,
 }
 
-/// Options as on a command line, with every controller.
+/// Operator options with all controllers.
 pub(crate) fn options(more: &[&str]) -> OperatorOptions {
     let usual = [
         "operator",
@@ -31,7 +31,7 @@ pub(crate) fn options(more: &[&str]) -> OperatorOptions {
     Cli::parse_from(usual.iter().chain(more)).options
 }
 
-/// What a kubeconfig says.
+/// Client configuration from a kubeconfig.
 pub(crate) async fn config(file: &Path) -> Config {
     let kubeconfig = Kubeconfig::read_from(file).expect("a kubeconfig");
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
@@ -43,7 +43,7 @@ pub(crate) async fn connect(file: &Path) -> Client {
     Client::try_from(config(file).await).expect("a client")
 }
 
-/// Installs the four kinds as they are generated, and waits until they are served.
+/// Installs the generated CRDs and waits until they are served.
 pub(crate) async fn install_kinds(client: &Client) {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     for definition in schema::definitions() {

@@ -1,4 +1,4 @@
-//! What people see and do with kubectl.
+//! kubectl: printer columns, scale, explain and defaults.
 
 use crate::rig::{rig, test};
 use k8e_operator::crd::{Sandbox, SandboxWarmPool};
@@ -23,7 +23,7 @@ fn words(text: &str) -> Vec<Vec<&str>> {
 }
 
 #[test]
-fn columns_are_the_ones_that_people_know() {
+fn printer_columns_are_those_of_agent_sandbox() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
         space.claim("mine", "pool", json!({})).await;
@@ -55,7 +55,7 @@ fn columns_are_the_ones_that_people_know() {
 }
 
 #[test]
-fn a_pool_is_scaled() {
+fn a_pool_can_be_scaled() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
         kubectl(&["-n", &space.name, "scale", "swp", "pool", "--replicas=3"]);
@@ -97,7 +97,7 @@ fn a_pool_is_scaled() {
 }
 
 #[test]
-fn fields_are_explained() {
+fn kubectl_explain_describes_the_fields() {
     test(async |_| {
         for (field, kind) in [
             (
@@ -126,7 +126,7 @@ fn fields_are_explained() {
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn unset_fields_get_their_defaults() {
     test(async |space| {
         space.sandbox("box", json!({})).await;
         space

@@ -1,4 +1,4 @@
-//! Of several operators one works, and another takes over.
+//! Leader election: one of several operators reconciles, and a standby takes over.
 
 use crate::kinds::options;
 use crate::rig::test;
@@ -23,9 +23,9 @@ fn is_held(lease: &Lease) -> bool {
 }
 
 #[test]
-fn one_object_that_cannot_be_read_stops_nothing() {
+fn an_object_that_cannot_be_deserialized_does_not_block_others() {
     test(async |space| {
-        // The definition takes any integer for a port; a pod does not.
+        // The CRD accepts any integer as a port; the Rust type does not.
         let port = json!({"httpGet": {"port": 99_999_999_999_i64}});
         let containers = json!([{"name": "main", "image": "none", "livenessProbe": port}]);
         let odd = json!({
@@ -41,7 +41,7 @@ fn one_object_that_cannot_be_read_stops_nothing() {
             .expect("taken");
         space.sandbox("box", json!({})).await;
         space.sandbox_ready("box").await;
-        // One that starts now lists it first, and leads only when everything is known.
+        // An operator that starts now lists it first; it becomes leader only after the initial cache sync.
         let namespace = format!("--leader-election-namespace={}", space.name);
         let (stop, stopped) = oneshot::channel::<()>();
         let run = k8e_operator::run_with(space.client.clone(), options(&[&namespace]), async {

@@ -1,4 +1,4 @@
-//! The end of sandboxes and claims.
+//! Expiry and deletion of sandboxes and claims.
 
 use crate::rig::{condition, rig, test};
 use k8e_operator::crd::{Sandbox, SandboxClaim};
@@ -16,7 +16,7 @@ fn soon() -> String {
 const PAST: &str = "2020-01-01T00:00:00Z";
 
 #[test]
-fn a_sandbox_expires_and_stays() {
+fn an_expired_sandbox_is_retained() {
     test(async |space| {
         let volume = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
         space
@@ -75,7 +75,7 @@ fn a_sandbox_expires_and_stays() {
 }
 
 #[test]
-fn a_sandbox_expires_and_goes() {
+fn an_expired_sandbox_is_deleted_with_policy_delete() {
     test(async |space| {
         space
             .sandbox(
@@ -89,7 +89,7 @@ fn a_sandbox_expires_and_goes() {
 }
 
 #[test]
-fn how_a_pod_ended_is_known_after_expiry() {
+fn the_finished_condition_survives_expiry() {
     test(async |space| {
         let finished = json!({"metadata": {"annotations": {"k8e.test/complete": "succeeded"}}});
         space.sandbox("box", json!({"podTemplate": finished})).await;
@@ -121,7 +121,7 @@ async fn finished_claim(space: &crate::rig::Space, lifecycle: Value) {
 }
 
 #[test]
-fn an_expired_claim_goes_with_everything() {
+fn an_expired_claim_is_deleted_with_its_children() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
         space
@@ -153,7 +153,7 @@ fn an_expired_claim_goes_with_everything() {
 }
 
 #[test]
-fn an_expired_claim_stays_until_the_last_is_gone() {
+fn foreground_deletion_keeps_the_claim_until_its_children_are_gone() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
         space.claim("mine", "pool", json!({})).await;
@@ -197,7 +197,7 @@ fn an_expired_claim_stays_until_the_last_is_gone() {
 }
 
 #[test]
-fn an_expired_claim_that_is_retained_keeps_its_word() {
+fn a_retained_expired_claim_keeps_its_status() {
     test(async |space| {
         finished_claim(&space, json!({"ttlSecondsAfterFinished": 0})).await;
         let claim = space.claim_says("mine", "ClaimExpired").await;
@@ -211,7 +211,7 @@ fn an_expired_claim_that_is_retained_keeps_its_word() {
 }
 
 #[test]
-fn a_finished_claim_stays_without_a_time() {
+fn a_finished_claim_without_a_ttl_is_kept() {
     test(async |space| {
         finished_claim(&space, json!({})).await;
         let claim = space.claim_says("mine", "PodSucceeded").await;
@@ -221,7 +221,7 @@ fn a_finished_claim_stays_without_a_time() {
 }
 
 #[test]
-fn the_earlier_of_two_ends_counts() {
+fn the_earlier_of_two_expiry_times_applies() {
     test(async |space| {
         let far = "2099-01-01T00:00:00Z";
         finished_claim(
@@ -236,7 +236,7 @@ fn the_earlier_of_two_ends_counts() {
 }
 
 #[test]
-fn a_namespace_goes_with_all_it_has() {
+fn a_namespace_can_be_deleted_with_all_objects() {
     test(async |space| {
         space.ready_pool("pool", 2).await;
         space.claim("mine", "pool", json!({})).await;
@@ -268,7 +268,7 @@ fn a_namespace_goes_with_all_it_has() {
 }
 
 #[test]
-fn a_sandbox_that_a_claim_names_and_does_not_own_is_left_alone() {
+fn a_sandbox_that_a_claim_does_not_control_is_not_deleted() {
     test(async |space| {
         space.sandbox("theirs", json!({})).await;
         space.sandbox_ready("theirs").await;

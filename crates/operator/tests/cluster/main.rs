@@ -1,5 +1,5 @@
-//! The operator on a real control plane with simulated nodes: etcd, kube-apiserver, the scheduler, the garbage
-//! collector and KWOK. One cluster and one operator serve all tests; each test has a namespace of its own.
+//! Integration tests of the operator on a real control plane (etcd, kube-apiserver, kube-controller-manager, scheduler)
+//! with nodes simulated by KWOK. All tests share one cluster and one operator; each has a namespace of its own.
 
 mod claims;
 mod kinds;

@@ -10,7 +10,7 @@ use serde_json::json;
 const POLICY: &str = "t-network-policy";
 
 #[test]
-fn sandboxes_reach_the_internet_and_only_the_router_reaches_them() {
+fn the_default_policy_allows_internet_egress_and_router_ingress() {
     test(async |space| {
         space.template("t", json!({})).await;
         let policy = space.until::<NetworkPolicy>(POLICY, |_| true).await;
@@ -49,7 +49,7 @@ fn sandboxes_reach_the_internet_and_only_the_router_reaches_them() {
 }
 
 #[test]
-fn rules_of_the_template_replace_the_usual_ones_and_stay_as_they_are() {
+fn rules_of_the_template_replace_the_default_and_are_enforced() {
     test(async |space| {
         let rules = json!({"egress": [{"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}]});
         space.template("t", json!({"networkPolicy": rules})).await;
@@ -59,7 +59,7 @@ fn rules_of_the_template_replace_the_usual_ones_and_stay_as_they_are() {
                 && serde_json::to_value(spec.egress).expect("rules") == rules["egress"]
         };
         space.until::<NetworkPolicy>(POLICY, is_custom).await;
-        // Somebody opens it: it is closed again.
+        // A manual change of the policy is reverted.
         space
             .patch::<NetworkPolicy>(POLICY, json!({"spec": {"egress": [{}], "ingress": [{}]}}))
             .await;
@@ -77,7 +77,7 @@ fn rules_of_the_template_replace_the_usual_ones_and_stay_as_they_are() {
 }
 
 #[test]
-fn a_policy_of_somebody_else_is_left_alone() {
+fn a_policy_with_another_owner_is_not_changed() {
     test(async |space| {
         let theirs: NetworkPolicy = space
             .create(json!({"metadata": {"name": POLICY}, "spec": {"podSelector": {}}}))

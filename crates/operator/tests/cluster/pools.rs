@@ -1,4 +1,4 @@
-//! SandboxWarmPool: filling, scaling, following a template.
+//! SandboxWarmPool: fill, scale, update strategies.
 
 use crate::rig::test;
 use k8e_operator::crd::names::{
@@ -22,7 +22,7 @@ fn image(name: &str) -> Value {
 }
 
 #[test]
-fn a_pool_fills_and_follows_its_size() {
+fn a_pool_is_filled_and_scaled() {
     test(async |space| {
         space.ready_pool("pool", 3).await;
         let pool = space.pool_has("pool", 3).await;
@@ -68,7 +68,7 @@ fn a_pool_fills_and_follows_its_size() {
 }
 
 #[test]
-fn a_sandbox_that_vanishes_is_replaced() {
+fn a_deleted_sandbox_is_replaced() {
     test(async |space| {
         space.ready_pool("pool", 2).await;
         let before = members(&space).await;
@@ -85,7 +85,7 @@ fn a_sandbox_that_vanishes_is_replaced() {
 }
 
 #[test]
-fn a_pod_that_ended_is_replaced() {
+fn a_sandbox_whose_pod_finished_is_replaced() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
         let before = members(&space).await;
@@ -107,12 +107,12 @@ fn a_pod_that_ended_is_replaced() {
 }
 
 #[test]
-fn a_changed_template_leaves_waiting_sandboxes_unless_told() {
+fn a_changed_template_replaces_sandboxes_only_with_recreate() {
     test(async |space| {
         space.ready_pool("pool", 2).await;
         let before = members(&space).await;
         space.patch::<SandboxTemplate>("t", image("newer")).await;
-        // A claim takes an old one; what replaces it is new.
+        // A claim is bound to an old sandbox; its replacement is new.
         space.claim("mine", "pool", json!({})).await;
         let claim = space.claim_ready("mine").await;
         assert!(before.contains(claim.bound_name().expect("a sandbox")));
@@ -174,7 +174,7 @@ fn labels_alone_do_not_make_a_sandbox_stale() {
 }
 
 #[test]
-fn another_template_makes_waiting_sandboxes_stale() {
+fn another_template_makes_pooled_sandboxes_stale() {
     test(async |space| {
         space.template("t", json!({})).await;
         space.template("u", json!({})).await;
@@ -220,7 +220,7 @@ fn another_template_makes_waiting_sandboxes_stale() {
 }
 
 #[test]
-fn a_sandbox_without_an_owner_is_taken_in() {
+fn a_sandbox_without_an_owner_is_adopted() {
     test(async |space| {
         space.ready_pool("pool", 1).await;
         let mut orphan = space.list::<Sandbox>().await.remove(0);
@@ -233,7 +233,7 @@ fn a_sandbox_without_an_owner_is_taken_in() {
                 "spec": spec,
             }))
             .await;
-        // One of the two is too many, whichever it is; that one owner has both first is what counts.
+        // One of the two is surplus and deleted; what matters is that the pool adopted both.
         space
             .eventually("one is left, and owned", async || {
                 let all = space.list::<Sandbox>().await;
@@ -244,7 +244,7 @@ fn a_sandbox_without_an_owner_is_taken_in() {
 }
 
 #[test]
-fn a_pool_that_no_node_takes_keeps_its_sandboxes() {
+fn an_unschedulable_pool_keeps_its_sandboxes() {
     test(async |space| {
         space
             .template(
@@ -259,7 +259,7 @@ fn a_pool_that_no_node_takes_keeps_its_sandboxes() {
                 status.replicas == Some(2) && status.ready_replicas == Some(0)
             })
             .await;
-        // Nobody waits for a pod that no node takes: the claim starts cold, and says what is wrong.
+        // An unschedulable sandbox is not bound: the claim starts cold, and reports the reason.
         space.claim("mine", "pool", json!({})).await;
         let claim = space.claim_says("mine", "DependenciesNotReady").await;
         assert!(claim.bound_name().is_some());

@@ -1,4 +1,4 @@
-//! The cluster, the operator and a namespace for each test.
+//! Test harness: one cluster and one operator, and a namespace per test.
 
 use crate::kinds::{connect, install_kinds, options};
 use k8e_kube_dev::{Cluster, Options};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// How long anything may take on a machine that does other things too; seconds are usual.
+/// Timeout of every step, on a busy machine; usually it takes seconds.
 const AT_MOST: Duration = Duration::from_secs(120);
 
 pub(crate) struct Rig {
@@ -27,7 +27,7 @@ pub(crate) struct Rig {
     runtime: Runtime,
 }
 
-/// A namespace.
+/// A namespace of one test, with helpers.
 #[derive(Clone)]
 pub(crate) struct Space {
     pub(crate) name: String,
@@ -92,7 +92,7 @@ impl Space {
         Api::namespaced(self.client.clone(), &self.name)
     }
 
-    /// Makes an object from what a user would write.
+    /// Creates an object from JSON.
     pub(crate) async fn create<K>(&self, object: Value) -> K
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -162,7 +162,7 @@ impl Space {
             .items
     }
 
-    /// Looks at an object until it is as wanted.
+    /// Polls an object until it satisfies a predicate.
     pub(crate) async fn until<K>(&self, name: &str, wanted: impl Fn(&K) -> bool) -> K
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -193,11 +193,11 @@ impl Space {
             .await;
     }
 
-    /// Looks until something holds.
-    pub(crate) async fn eventually(&self, what: &str, holds: impl AsyncFn() -> bool) {
+    /// Polls until a predicate is true.
+    pub(crate) async fn eventually(&self, what: &str, is_true: impl AsyncFn() -> bool) {
         let started = Instant::now();
         while started.elapsed() < AT_MOST {
-            if holds().await {
+            if is_true().await {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(30)).await;
@@ -205,7 +205,7 @@ impl Space {
         panic!("not in time: {what}");
     }
 
-    /// A template of one container, with more of its spec.
+    /// A template with one container, merged with `more`.
     pub(crate) async fn template(&self, name: &str, more: Value) {
         let mut spec = json!({"podTemplate": {"spec": pod_spec()}});
         merge(&mut spec, more);
@@ -217,7 +217,7 @@ impl Space {
             .await;
     }
 
-    /// A pool of a template, with more of its spec.
+    /// A pool of a template, merged with `more`.
     pub(crate) async fn pool(&self, name: &str, template: &str, replicas: u32, more: Value) {
         let mut spec = json!({"replicas": replicas, "sandboxTemplateRef": {"name": template}});
         merge(&mut spec, more);
@@ -236,7 +236,8 @@ impl Space {
         self.pool_has(name, replicas).await;
     }
 
-    /// Waits until the pool has so many sandboxes, all ready, and says so. Its figures alone may be of before.
+    /// Waits until the pool has this many sandboxes, all ready, and its status says so. The status alone may be
+    /// outdated.
     pub(crate) async fn pool_has(&self, name: &str, ready: u32) -> SandboxWarmPool {
         let pooled = ListParams::default().labels(&format!("{WARM_POOL}={}", names::hash(name)));
         self.eventually("the pool has its sandboxes", async || {
@@ -258,7 +259,7 @@ impl Space {
         .await
     }
 
-    /// A claim of a pool, with more of its spec.
+    /// A claim of a pool, merged with `more`.
     pub(crate) async fn claim(&self, name: &str, pool: &str, more: Value) -> SandboxClaim {
         let mut spec = json!({"warmPoolRef": {"name": pool}});
         merge(&mut spec, more);
@@ -280,7 +281,7 @@ impl Space {
             .await
     }
 
-    /// A sandbox of one container, with more of its spec.
+    /// A sandbox with one container, merged with `more`.
     pub(crate) async fn sandbox(&self, name: &str, more: Value) -> Sandbox {
         let mut spec = json!({"podTemplate": {"spec": pod_spec()}});
         merge(&mut spec, more);

@@ -1,4 +1,4 @@
-//! Sandbox: what is made, what is said, who owns what.
+//! Sandbox: children, conditions, owner references.
 
 use crate::rig::{condition, test};
 use k8e_operator::crd::Sandbox;
@@ -10,7 +10,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 
 #[test]
-fn a_sandbox_gets_a_pod_and_says_so() {
+fn a_sandbox_gets_a_pod_and_becomes_ready() {
     test(async |space| {
         space.sandbox("box", json!({})).await;
         let sandbox = space.sandbox_ready("box").await;
@@ -78,7 +78,7 @@ fn a_sandbox_gets_a_pod_and_says_so() {
 }
 
 #[test]
-fn what_is_not_ready_says_why() {
+fn the_ready_condition_has_the_reason() {
     test(async |space| {
         let held = json!({"podTemplate": {"metadata": {"annotations": {"k8e.test/hold": "true"}}}});
         space.sandbox("held", held).await;
@@ -100,7 +100,7 @@ fn what_is_not_ready_says_why() {
 }
 
 #[test]
-fn a_ready_pod_without_an_address_is_waited_for() {
+fn a_ready_pod_without_an_address_is_not_ready() {
     test(async |space| {
         let held = json!({"podTemplate": {"metadata": {"annotations": {"k8e.test/hold": "true"}}}});
         space.sandbox("box", held).await;
@@ -122,7 +122,7 @@ fn a_ready_pod_without_an_address_is_waited_for() {
 }
 
 #[test]
-fn a_pod_that_no_node_takes_says_so() {
+fn an_unschedulable_pod_is_reported() {
     test(async |space| {
         let nowhere = json!({"podTemplate": {"spec": {"nodeSelector": {"no": "where"}}}});
         space.sandbox("box", nowhere).await;
@@ -143,7 +143,7 @@ fn a_pod_that_no_node_takes_says_so() {
 }
 
 #[test]
-fn a_pod_that_ends_is_finished_and_not_made_again() {
+fn a_finished_pod_is_not_recreated() {
     test(async |space| {
         for (name, how, reason, message) in [
             (
@@ -193,7 +193,7 @@ fn a_pod_that_ends_is_finished_and_not_made_again() {
 }
 
 #[test]
-fn a_deleted_pod_is_made_again_and_suspended_stays_false() {
+fn a_deleted_pod_is_recreated_and_suspended_stays_false() {
     test(async |space| {
         space.sandbox("box", json!({})).await;
         space.sandbox_ready("box").await;
@@ -206,7 +206,7 @@ fn a_deleted_pod_is_made_again_and_suspended_stays_false() {
 }
 
 #[test]
-fn the_service_follows_the_three_values() {
+fn the_service_follows_true_false_and_unset() {
     test(async |space| {
         let ports = json!([{"containerPort": 80}, {"containerPort": 81, "name": "http"}, {"containerPort": 53, "protocol": "UDP"}]);
         let containers = json!([{"name": "main", "image": "none", "ports": ports}, {"name": "two", "image": "none", "ports": [{"containerPort": 80}, {"containerPort": 82, "name": "http"}]}]);
@@ -279,7 +279,7 @@ fn the_service_follows_the_three_values() {
 }
 
 #[test]
-fn a_pod_that_lost_its_label_gets_it_back_and_is_looked_after() {
+fn a_pod_that_lost_its_label_gets_it_back() {
     test(async |space| {
         space.sandbox("box", json!({})).await;
         space.sandbox_ready("box").await;
@@ -296,7 +296,7 @@ fn a_pod_that_lost_its_label_gets_it_back_and_is_looked_after() {
 }
 
 #[test]
-fn a_pod_of_somebody_else_is_left_alone() {
+fn a_pod_with_another_owner_is_not_changed() {
     test(async |space| {
         let foreign = json!({"metadata": {"name": "box"}, "spec": crate::rig::pod_spec()});
         let foreign: Pod = space.create(foreign).await;
@@ -315,7 +315,7 @@ fn a_pod_of_somebody_else_is_left_alone() {
             space.get::<Pod>("box").await.expect("still there").uid(),
             foreign.uid()
         );
-        // It may be taken over when it says so.
+        // With the label `adoptable` it is adopted.
         space
             .patch::<Pod>(
                 "box",
@@ -370,7 +370,7 @@ fn two_pods_of_one_sandbox_are_a_conflict() {
 }
 
 #[test]
-fn what_kubernetes_refuses_is_told_and_not_tried_for_ever() {
+fn an_invalid_pod_is_reported_and_not_retried() {
     test(async |space| {
         let bad = json!({"podTemplate": {"spec": {"containers": [{"name": "Not A Name", "image": "none"}]}}});
         space.sandbox("box", bad).await;
@@ -384,7 +384,7 @@ fn what_kubernetes_refuses_is_told_and_not_tried_for_ever() {
                 .2
                 .contains("Not A Name")
         );
-        // Nothing is tried any more, but its time still comes.
+        // There are no retries, but expiry still applies.
         let soon = Timestamp::now() + SignedDuration::from_secs(3);
         let end = json!({"shutdownTime": soon.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(), "shutdownPolicy": "Delete"});
         space.patch::<Sandbox>("box", json!({"spec": end})).await;
@@ -393,11 +393,11 @@ fn what_kubernetes_refuses_is_told_and_not_tried_for_ever() {
 }
 
 #[test]
-fn a_quota_is_told_once_and_tried_again() {
+fn a_quota_is_reported_once_and_retried() {
     test(async |space| {
         let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
         let _: ResourceQuota = space.create(quota).await;
-        // The quota counts from when its status says so.
+        // The quota is enforced once its status is written.
         space
             .until::<ResourceQuota>("none", |q| {
                 q.status.as_ref().is_some_and(|s| s.hard.is_some())
@@ -428,7 +428,7 @@ fn a_quota_is_told_once_and_tried_again() {
 }
 
 #[test]
-fn labels_come_and_go_with_the_template_and_others_stay() {
+fn template_labels_are_synced_and_others_kept() {
     test(async |space| {
         let metadata = json!({"labels": {"a": "1", "b": "2", NAME_HASH: "forged"}, "annotations": {"note": "x"}});
         space
@@ -468,7 +468,7 @@ fn labels_come_and_go_with_the_template_and_others_stay() {
 }
 
 #[test]
-fn volumes_are_made_once_and_live_as_long_as_the_sandbox() {
+fn volumes_are_created_once_and_deleted_with_the_sandbox() {
     test(async |space| {
         let volume = json!({"metadata": {"name": "data", "labels": {"mine": "yes"}}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
         let inline = json!({"containers": [{"name": "main", "image": "none", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}], "volumes": [{"name": "data", "emptyDir": {}}]});

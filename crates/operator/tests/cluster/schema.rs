@@ -1,11 +1,11 @@
-//! The definitions: field by field against what the API is known to be, and the pod against Kubernetes' own word.
+//! The schemas of the CRDs: field by field against the agent-sandbox API, and PodSpec against that of Kubernetes.
 
 use crate::rig::{rig, test};
 use k8e_operator::crd::schema::definitions;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// Kind, field, type, and what else its schema says.
+/// Kind, field, type, and further keywords of its schema.
 const FIELDS: &[(&str, &str, &str, &str)] = &[
     (
         "Sandbox",
@@ -203,7 +203,7 @@ const FIELDS: &[(&str, &str, &str, &str)] = &[
     ),
 ];
 
-/// The fields of spec and status, so that none is there that is not in the table.
+/// All fields of spec and status, to find those that are not in the table.
 const NAMES: &[(&str, &str, &str)] = &[
     (
         "Sandbox",
@@ -259,7 +259,7 @@ fn field(schema: &Value, path: &str) -> Value {
 }
 
 #[test]
-fn every_field_is_as_the_api_has_it() {
+fn every_field_matches_the_agent_sandbox_api() {
     for (kind, path, of_type, more) in FIELDS {
         let field = field(&schema(kind), path);
         assert_eq!(field["type"], json!(of_type), "{kind} {path}");
@@ -298,7 +298,7 @@ fn every_field_is_as_the_api_has_it() {
 }
 
 #[test]
-fn the_definitions_are_served_as_one_version() {
+fn the_crds_serve_one_version() {
     for definition in definitions() {
         let spec = &definition["spec"];
         assert_eq!(spec["scope"], "Namespaced");
@@ -319,9 +319,9 @@ fn the_definitions_are_served_as_one_version() {
     }
 }
 
-/// Kubernetes publishes the schema of its own PodSpec: ours must have the same fields, types, keys and rules of merging.
+/// The PodSpec in our schemas has the fields, types, map keys and list types of the one that Kubernetes publishes.
 #[test]
-fn a_pod_is_what_kubernetes_says_it_is() {
+fn the_pod_spec_matches_that_of_kubernetes() {
     test(async |_| {
         let text = rig()
             .cluster
@@ -356,7 +356,7 @@ fn resolve<'a>(schema: &'a Value, schemas: &'a Value) -> &'a Value {
     }
 }
 
-/// Fields, types and, of the lists of a pod, how they are merged.
+/// Fields, types and, for lists, the merge strategy.
 fn compare(
     ours: &Value,
     theirs: &Value,
@@ -368,7 +368,7 @@ fn compare(
         .as_str()
         .filter(|t| *t == "array")
         .map(|_| "atomic"));
-    // A set of plain values is merged by value; as a whole is the safe side for what Kubernetes does not say.
+    // A set of scalars is merged by value. Where Kubernetes declares nothing, atomic is the safe choice.
     let mine = ours["x-kubernetes-list-type"].as_str();
     if kind == Some("map") && mine != Some("map") {
         differences.push(format!(
@@ -418,7 +418,7 @@ fn compare_fields(
     }
     for name in names(ours).intersection(&names(theirs)) {
         let (ours, theirs) = (&ours["properties"][name], &theirs["properties"][name]);
-        // The rules of merging stand beside the reference.
+        // The merge strategy is beside the reference.
         compare(
             ours,
             theirs,

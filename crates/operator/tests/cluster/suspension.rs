@@ -13,7 +13,7 @@ const SUSPENDED: (&str, &str, &str) = (
 );
 
 #[test]
-fn suspend_deletes_the_pod_and_resume_makes_another() {
+fn suspend_deletes_the_pod_and_resume_creates_another() {
     test(async |space| {
         space.sandbox("box", json!({})).await;
         space.sandbox_ready("box").await;
@@ -50,7 +50,7 @@ fn suspend_deletes_the_pod_and_resume_makes_another() {
 }
 
 #[test]
-fn a_pod_that_takes_its_time_is_terminating() {
+fn a_slow_pod_is_reported_as_terminating() {
     test(async |space| {
         space.sandbox("box", json!({})).await;
         space.sandbox_ready("box").await;
@@ -84,7 +84,7 @@ fn a_pod_that_takes_its_time_is_terminating() {
 }
 
 #[test]
-fn a_pod_of_somebody_else_is_not_deleted() {
+fn a_pod_with_another_owner_is_not_deleted() {
     test(async |space| {
         let _: Pod = space
             .create(json!({"metadata": {"name": "box"}, "spec": crate::rig::pod_spec()}))
@@ -100,7 +100,7 @@ fn a_pod_of_somebody_else_is_not_deleted() {
         space.sandbox_says("box", "Suspended", foreign).await;
         let theirs = space.get::<Pod>("box").await.expect("still there");
         assert!(theirs.metadata.deletion_timestamp.is_none());
-        // Nobody watches it; that it went is found out all the same.
+        // It has no label, so it is not watched; its deletion is found by polling.
         space.delete::<Pod>("box").await;
         space.sandbox_says("box", "Suspended", SUSPENDED).await;
     });

@@ -1,11 +1,11 @@
-//! The Helm chart, and the plain manifests that are made from it.
+//! The Helm chart, and the plain manifests that are rendered from it.
 
 use super::{crds, deploy, is_current};
 use k8e_kube_dev::{Need, binaries_directory};
 use std::fs;
 use std::process::Command;
 
-/// What helm believes that it talks to: built from source it believes in a very old one.
+/// Kubernetes version for helm; a helm that is built from source assumes a very old one.
 const KUBE_VERSION: &str = "1.36.0";
 
 const CONTROLLER: [&str; 5] = [
@@ -25,7 +25,7 @@ const ROUTER: [&str; 6] = [
     "router-networkpolicy",
 ];
 
-/// Runs helm; what it printed, or why it did not.
+/// Runs helm; its stdout, or its error.
 pub(crate) fn helm(args: &[&str]) -> Result<String, String> {
     let bin = binaries_directory(&[Need::Helm]).unwrap();
     let home = tempfile::tempdir().unwrap();
@@ -54,7 +54,7 @@ pub(crate) fn template(args: &[&str]) -> Result<String, String> {
     helm(&always.iter().chain(args).copied().collect::<Vec<_>>())
 }
 
-/// The manifests: their names, and what they have.
+/// Names and content of the manifests.
 pub(crate) fn manifests() -> Vec<(&'static str, String)> {
     let definitions = crds::files();
     let (sandbox, extensions) = definitions.split_at(1);
@@ -106,14 +106,14 @@ fn manifest(definitions: &[(String, String)], templates: &[&str], set: &str) -> 
 }
 
 #[test]
-fn the_manifests_are_what_the_chart_says() {
+fn the_manifests_are_rendered_from_the_chart() {
     for (name, text) in manifests() {
         is_current(&deploy().join("manifests").join(name), &text);
     }
 }
 
 #[test]
-fn the_chart_is_sound() {
+fn the_chart_passes_helm_lint() {
     let chart = deploy().join("helm/k8e");
     let linted = helm(&[
         "lint",
@@ -133,7 +133,7 @@ fn the_chart_is_sound() {
 }
 
 #[test]
-fn values_become_flags() {
+fn chart_values_become_flags() {
     let set = "controller.kubeApiQps=-1,controller.pprofBlockProfileRate=1000000,controller.kubeApiBurst=0,\
                controller.enableWarmPoolEviction=false,controller.extraArgs={--zap-log-level=debug}";
     let rendered = template(&[
@@ -161,12 +161,12 @@ fn values_become_flags() {
 }
 
 #[test]
-fn a_router_that_could_not_start_is_not_installed() {
+fn invalid_router_values_are_refused() {
     let said = template(&["--set", "router.authzMode=scoped-token"]).unwrap_err();
     assert!(said.contains("router.scopedToken.secretName"), "{said}");
 }
 
-/// Every value has a line in the table of the README, and the table has no other.
+/// The table in the chart's README has exactly the values of the chart.
 #[test]
 fn the_table_of_values_is_complete() {
     let chart = deploy().join("helm/k8e");
@@ -184,7 +184,7 @@ fn the_table_of_values_is_complete() {
     assert_eq!(documented, existing);
 }
 
-/// Paths to what a person sets: groups end where the chart takes anything.
+/// Paths of the values that users set; free-form maps are not descended into.
 fn leaves(path: &str, value: &serde_json::Value, found: &mut Vec<String>) {
     const WHOLE: [&str; 3] = [
         "podSecurityContext",

@@ -1,4 +1,4 @@
-//! The CustomResourceDefinitions as files, one for each kind.
+//! The CustomResourceDefinition files, one per kind.
 
 use super::{deploy, is_current};
 use k8e_operator::crd::schema::definitions;
@@ -6,10 +6,10 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Everywhere they are: to be applied, and for Helm, which wants them in the chart.
+/// Directories of the files: for kubectl, and in the chart for Helm.
 const PLACES: [&str; 2] = ["crds", "helm/k8e/crds"];
 
-/// Names of files and what they have, in the order in which people list the kinds.
+/// Names and content of the files.
 pub(crate) fn files() -> Vec<(String, String)> {
     let file = |definition: &Value| {
         let text = |pointer| definition.pointer(pointer).and_then(Value::as_str).unwrap();
@@ -24,7 +24,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_files_are_what_the_types_say() {
+fn the_files_are_generated_from_the_types() {
     for place in PLACES {
         let dir = deploy().join(place);
         for (name, text) in files() {
@@ -40,12 +40,12 @@ fn the_files_are_what_the_types_say() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn the_files_parse_back_to_the_definitions() {
     for ((name, text), definition) in files().into_iter().zip(definitions()) {
         let read: Value = serde_saphyr::from_str(&text).unwrap();
         assert!(
             read == definition,
-            "{name} says something else than its type"
+            "{name} differs from the definition of its type"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What a real API server says of it all, and whether the controller can do its work with the rights it is given.
+//! Installation on a real API server, and the controller with the RBAC permissions of the chart.
 
 use super::{chart, deploy};
 use clap::Parser;
@@ -8,16 +8,16 @@ use std::io::Write as _;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long anything here may take: seconds on a quiet machine.
+/// Timeout of every step; it takes seconds on an idle machine.
 const AT_MOST: Duration = Duration::from_secs(180);
 
-/// What the operator of Prometheus would install, as far as is needed to be taken.
+/// Minimal CRDs of the Prometheus operator, so that the ServiceMonitors are accepted.
 const MONITORING: [(&str, &str); 2] = [
     ("ServiceMonitor", "servicemonitors"),
     ("PrometheusRule", "prometheusrules"),
 ];
 
-/// Values that show every template.
+/// Values that enable every template of the chart.
 const VALUES: [&str; 4] = [
     "router.enabled=true",
     "controller.extensions=false,router.enabled=false",
@@ -64,7 +64,7 @@ struct Cli {
     options: OperatorOptions,
 }
 
-/// Runs kubectl with this as its input.
+/// Runs kubectl with this stdin.
 fn kubectl(cluster: &Cluster, args: &[&str], input: &str) -> Output {
     let mut command = cluster.kubectl();
     command
@@ -82,7 +82,7 @@ fn kubectl(cluster: &Cluster, args: &[&str], input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// The same, which must work; what it printed.
+/// The same; panics if it fails, and returns stdout.
 fn must(cluster: &Cluster, args: &[&str], input: &str) -> String {
     let output = kubectl(cluster, args, input);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -92,7 +92,7 @@ fn must(cluster: &Cluster, args: &[&str], input: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_takes_it_and_the_controller_works_with_the_rights_it_gets() {
+async fn the_api_server_accepts_all_and_the_controller_works_with_its_permissions() {
     let cluster = Cluster::up(Options::default()).unwrap();
     for (kind, plural) in MONITORING {
         must(&cluster, &["apply", "-f", "-"], &monitoring(kind, plural));
@@ -122,7 +122,7 @@ async fn a_cluster_takes_it_and_the_controller_works_with_the_rights_it_gets() {
             "{taken}"
         );
     }
-    // As people do it: one after the other, or both at once.
+    // As users do it: one after the other, or both at once.
     let all = [
         "sandbox.yaml",
         "extensions.yaml",
@@ -176,7 +176,7 @@ fn the_router_may(cluster: &Cluster) {
     }
 }
 
-/// Runs it with the rights of its service account on everything that it does.
+/// Runs the controller with the permissions of its service account, through all that it does.
 async fn the_controller_works(cluster: &Cluster) {
     let kubeconfig = cluster
         .service_account_kubeconfig("agent-sandbox-system", "agent-sandbox-controller")
@@ -278,7 +278,7 @@ async fn the_controller_works(cluster: &Cluster) {
     running.abort();
 }
 
-/// Looks until kubectl prints `wanted`.
+/// Polls until kubectl prints `wanted`.
 async fn eventually(cluster: &Cluster, args: &[&str], wanted: &str) {
     let started = Instant::now();
     loop {

@@ -1,6 +1,6 @@
-//! What people install: `deploy/` is what the types and the chart say, and a real API server takes it.
+//! The files in `deploy/` are up to date with the Rust types and the chart, and a real API server accepts them.
 //!
-//! `UPDATE_DEPLOY=1 cargo test -p k8e-operator --test deploy` writes what is generated anew.
+//! `UPDATE_DEPLOY=1 cargo test -p k8e-operator --test deploy` regenerates the files.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod chart;
@@ -10,15 +10,15 @@ mod installed;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Set to write files instead of comparing them.
+/// Environment variable: if set, files are written instead of compared.
 const UPDATE: &str = "UPDATE_DEPLOY";
 
-/// The folder that people get.
+/// The directory with what users install.
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
 }
 
-/// Compares a generated file with what it should be, or writes it.
+/// Compares a file with its generated text, or writes it.
 fn is_current(path: &Path, text: &str) {
     if std::env::var_os(UPDATE).is_some() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();

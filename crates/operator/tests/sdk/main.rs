@@ -1,5 +1,5 @@
-//! agent-sandbox's own Python client, unmodified, on a real node: our controller and our router, installed with
-//! our chart, and sandboxes whose image has our static runtime and a shell and nothing else.
+//! The unmodified Python client of agent-sandbox on a real node, with our controller and router, installed with our
+//! chart. The image of the sandboxes has our static runtime, a shell, and nothing else.
 //!
 //! Needs root and what `cargo xtask setup` installs. By hand:
 //! `K8E_RUNTIME_BIN=$(cargo xtask runtime) cargo xtask test -p k8e-operator --test sdk`.
@@ -20,17 +20,17 @@ const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/k8e"
 const POOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/pools.yaml");
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/agent_sandbox.py");
 
-/// How long pods may take to be ready on a machine that does other things too.
+/// Timeout until pods are ready, on a busy machine.
 const READY_MAX: &str = "--timeout=180s";
 
-/// What a build made and told us by a variable.
+/// Path of a build artifact, from an environment variable.
 fn built(variable: &str, how: &str) -> PathBuf {
     let path = std::env::var_os(variable).map(PathBuf::from);
     path.filter(|path| path.exists())
         .unwrap_or_else(|| panic!("{variable} does not lead to a file: {how}"))
 }
 
-/// The static runtime and a static shell. That they are static shows in what is not there: libraries.
+/// Root file system with the static runtime and a static shell, and without libraries.
 fn sandbox_image(dir: &Path) -> Image {
     let rootfs = dir.join("sandbox");
     let runtime = built(
@@ -51,7 +51,7 @@ fn sandbox_image(dir: &Path) -> Image {
         .user("1000:1000")
 }
 
-/// Controller and router.
+/// Root file system of the image of controller and router.
 fn k8e_image(dir: &Path) -> Image {
     let rootfs = dir.join("k8e");
     let k8e = built("K8E_BIN", "run this with `cargo xtask test`");
@@ -64,7 +64,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Panics with all there is to know about the cluster.
+/// Panics with a dump of the state of the cluster.
 fn expect(cluster: &Cluster, what: &str, output: &Output) -> String {
     if output.status.success() {
         return text(&output.stdout);
@@ -110,7 +110,7 @@ fn kubectl(cluster: &Cluster, args: &[&str]) -> String {
     expect(cluster, &format!("kubectl {}", args.join(" ")), &output)
 }
 
-/// Installs the chart, or changes what is installed, and waits until it runs.
+/// Installs or upgrades the chart, and waits for the rollout.
 fn helm(cluster: &Cluster, verb: &str, authz_mode: &str) {
     let (name, tag) = K8E_IMAGE;
     let helm = binaries_directory(&[Need::Helm]).unwrap().join("helm");
@@ -151,7 +151,7 @@ fn pools(cluster: &Cluster) {
     }
 }
 
-/// Runs a part of the script as a user of the cluster would.
+/// Runs a part of the Python script, as a user of the cluster.
 fn client(cluster: &Cluster, part: &str) {
     let tools = built(
         "K8E_TOOLS_DIR",
@@ -171,9 +171,9 @@ fn client(cluster: &Cluster, part: &str) {
     print!("{said}");
 }
 
-/// Looks for what only logs tell: rights that the chart does not give, and panics.
+/// Checks the logs for missing permissions and panics.
 fn nothing_is_missing(cluster: &Cluster) {
-    // Those that are leaving may be gone before their logs are read.
+    // Terminating pods may be gone before their logs are read.
     let staying =
         "{{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.name}} {{end}}{{end}}";
     let template = format!("go-template={staying}");
@@ -204,7 +204,7 @@ fn the_official_client_works_on_a_real_node() {
     pools(&cluster);
     client(&cluster, "everything");
     nothing_is_missing(&cluster);
-    // The chart's default: it sends one when it is told to.
+    // The default of the chart: the client sends a token when it is configured to.
     helm(&cluster, "upgrade", "tokenreview");
     client(&cluster, "tokens");
 

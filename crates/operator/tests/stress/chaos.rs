@@ -1,4 +1,5 @@
-//! Everything breaks under load, and what is left is exactly what was wanted.
+//! Fault injection under load: crashes, lost responses, conflicts and broken watches. At the end the state is exactly
+//! the desired one.
 
 use crate::child::Operator;
 use crate::faults::Faults;
@@ -14,9 +15,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 const REPLICAS: usize = 15;
-/// How long one operator lives.
+/// Lifetime of one operator process.
 const LIFE: Duration = Duration::from_secs(2);
-/// How long what is left may take to come to rest.
+/// Timeout until the state has converged.
 const AT_MOST: Duration = Duration::from_secs(180);
 
 fn duration() -> Duration {
@@ -27,7 +28,7 @@ fn duration() -> Duration {
 }
 
 #[test]
-fn what_is_left_is_what_was_wanted() {
+fn the_state_converges_after_faults() {
     let options = Options {
         simulated_nodes: 4,
         ..Options::default()
@@ -67,7 +68,7 @@ fn what_is_left_is_what_was_wanted() {
     none_twice(&seen);
 }
 
-/// Claims that come and go; those that are left at the end.
+/// Creates and deletes claims; returns those that are left at the end.
 async fn load(client: Client, how_long: Duration) -> BTreeSet<String> {
     let claims = api::<SandboxClaim>(&client);
     let mut alive = BTreeSet::new();
@@ -78,7 +79,7 @@ async fn load(client: Client, how_long: Duration) -> BTreeSet<String> {
         }
         let name = format!("c{number:05}");
         let made = claims.create(&PostParams::default(), &claim(&name)).await;
-        // The API server may be away; whether the claim was made then shows at the end.
+        // The API server may be down; whether the claim was created is checked at the end.
         if made.is_ok() {
             alive.insert(name);
         }
@@ -110,7 +111,7 @@ async fn load(client: Client, how_long: Duration) -> BTreeSet<String> {
     left.items.iter().map(ResourceExt::name_any).collect()
 }
 
-/// Each claim has a ready sandbox of its own, and there is nothing else.
+/// Each claim has a ready sandbox of its own, and there are no other sandboxes.
 async fn comes_to_rest(client: &Client, wanted: &BTreeSet<String>) {
     let started = Instant::now();
     loop {

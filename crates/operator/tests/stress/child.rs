@@ -1,4 +1,4 @@
-//! The operator in a child process: this test binary, started again with one "test" that is the operator.
+//! The operator in a child process: this test binary, started again with a single "test" that runs the operator.
 
 use crate::faults::{self, Faults};
 use crate::kinds::{config, options};
@@ -21,7 +21,7 @@ pub(crate) struct Operator {
 #[test]
 fn operator_process() {
     let Ok(kubeconfig) = std::env::var(KUBECONFIG) else {
-        return; // the test run itself passes here
+        return; // in the test run itself this is a no-op
     };
     let port = |name: &str| std::env::var(name).expect("a port");
     let probe = format!("--health-probe-bind-address=127.0.0.1:{}", port(PROBE_PORT));
@@ -49,7 +49,7 @@ fn operator_process() {
 }
 
 impl Operator {
-    /// Starts it, with these faults between it and the API server.
+    /// Starts the operator, with these faults between it and the API server.
     pub(crate) fn start(kubeconfig: &Path, faults: Faults) -> Self {
         let (probe, metrics) = (free_port(), free_port());
         let mut command = Command::new(std::env::current_exe().expect("our own path"));
@@ -68,7 +68,7 @@ impl Operator {
         }
     }
 
-    /// Waits until its first lists are complete.
+    /// Waits for the initial cache sync (`/readyz`).
     pub(crate) fn wait_ready(&self) {
         let started = Instant::now();
         while get(self.probe, "/readyz").is_none_or(|answer| !answer.starts_with("HTTP/1.1 200")) {
@@ -80,7 +80,7 @@ impl Operator {
         }
     }
 
-    /// Keys that wait or are worked on.
+    /// Sum of the work queue depths.
     pub(crate) fn backlog(&self) -> Option<f64> {
         let text = get(self.metrics, "/metrics")?;
         let depths = text
@@ -93,7 +93,7 @@ impl Operator {
         )
     }
 
-    /// What it counted under a name, by its labels.
+    /// Values of a metric, by labels.
     pub(crate) fn counted(&self, name: &str) -> Vec<(String, f64)> {
         let text = get(self.metrics, "/metrics").unwrap_or_default();
         let lines = text.lines().filter_map(|line| line.strip_prefix(name));
@@ -123,7 +123,7 @@ impl Operator {
 }
 
 impl Drop for Operator {
-    /// `kill -9`: nothing that it does at its end may be needed.
+    /// SIGKILL: the operator must not depend on a graceful shutdown.
     fn drop(&mut self) {
         let _ended_already = self.child.kill();
         let _reaped = self.child.wait();

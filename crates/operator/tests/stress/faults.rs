@@ -1,4 +1,4 @@
-//! A client that is treated badly: conflicts, "too many requests", answers that are lost, watches that are cut.
+//! Fault injection in the API client: conflicts, 429, lost responses, interrupted watches.
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -14,14 +14,14 @@ use tower::{BoxError, Layer, Service};
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
-/// What goes wrong.
+/// Faults to inject.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Faults {
-    /// Nothing.
+    /// No faults.
     None,
-    /// Anything, now and then.
+    /// All faults, at random.
     Storm,
-    /// Always the same: pods cannot be read, and sandboxes neither changed nor made.
+    /// Permanent: pods cannot be read, sandboxes neither changed nor created.
     Stubborn,
 }
 
@@ -91,7 +91,7 @@ where
             4..8 => return Box::pin(async { Ok(refused(429, "TooManyRequests")) }),
             _ => {}
         }
-        // Carried out, and nobody hears of it.
+        // The request is carried out, and its response is lost.
         let lost = writes && chance() < 3;
         let answer = self.inner.call(request);
         Box::pin(async move {
@@ -120,7 +120,7 @@ fn stubborn(request: &Request<Body>) -> Option<Answer> {
     None
 }
 
-/// A number below 100.
+/// A random number below 100.
 fn chance() -> u8 {
     let number = getrandom::u32().expect("random numbers");
     u8::try_from(number % 100).expect("below 100")
@@ -138,7 +138,7 @@ fn refused(code: u16, reason: &str) -> Answer {
     response
 }
 
-/// A body that ends too early.
+/// A body that is cut off.
 struct Cut {
     inner: UnsyncBoxBody<Bytes, BoxError>,
     end: Option<Pin<Box<tokio::time::Sleep>>>,

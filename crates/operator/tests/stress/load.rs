@@ -1,4 +1,4 @@
-//! Objects and what is watched of them.
+//! Test objects, and a watch that records what happens to them.
 
 use futures::{StreamExt, TryStreamExt};
 use k8e_operator::crd::names::CLAIM_UID;
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 pub(crate) const NAMESPACE: &str = "default";
 pub(crate) const POOL: &str = "pool";
 
-/// What was ever seen.
+/// Everything that the watch observed.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// When each claim was first ready.
+    /// Time at which each claim was first ready.
     pub(crate) ready: BTreeMap<String, Instant>,
-    /// The claims that each sandbox ever had, by uid.
+    /// UIDs of the claims that each sandbox was ever bound to.
     pub(crate) claims_of: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -30,7 +30,7 @@ where
     Api::namespaced(client.clone(), NAMESPACE)
 }
 
-/// Follows claims and sandboxes from now on.
+/// Watches claims and sandboxes from now on.
 pub(crate) fn observe(client: &Client) -> Arc<Mutex<Seen>> {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let (claims, sandboxes) = (seen.clone(), seen.clone());
@@ -45,7 +45,7 @@ pub(crate) fn observe(client: &Client) -> Arc<Mutex<Seen>> {
                     return std::future::ready(());
                 };
                 if claim.condition("Ready").is_some_and(|c| c.status == "True") {
-                    let mut seen = claims.lock().expect("nobody panics");
+                    let mut seen = claims.lock().expect("no code panics under this lock");
                     seen.ready
                         .entry(claim.name_any())
                         .or_insert_with(Instant::now);
@@ -64,7 +64,7 @@ pub(crate) fn observe(client: &Client) -> Arc<Mutex<Seen>> {
                     return std::future::ready(());
                 };
                 if let Some(claim) = sandbox.labels().get(CLAIM_UID) {
-                    let mut seen = sandboxes.lock().expect("nobody panics");
+                    let mut seen = sandboxes.lock().expect("no code panics under this lock");
                     seen.claims_of
                         .entry(sandbox.uid().unwrap_or_default())
                         .or_default()
@@ -123,9 +123,9 @@ pub(crate) async fn pool_is_full(client: &Client, replicas: usize, at_most: Dura
     }
 }
 
-/// Nobody had a sandbox that somebody else has or had.
+/// Asserts that no sandbox was ever bound to two claims.
 pub(crate) fn none_twice(seen: &Mutex<Seen>) {
-    let seen = seen.lock().expect("nobody panics");
+    let seen = seen.lock().expect("no code panics under this lock");
     for (sandbox, claims) in &seen.claims_of {
         assert_eq!(claims.len(), 1, "sandbox {sandbox} had claims {claims:?}");
     }

@@ -1,6 +1,6 @@
-//! The operator as a process of its own under load: many objects, and everything that can break breaking.
+//! The operator as a separate process under load: many objects (scale), and fault injection (chaos).
 //!
-//! By default both run small, for CI. `K8E_SCALE=full` and `K8E_CHAOS_SECONDS=60` give the figures of
+//! By default both are small, for CI. `K8E_SCALE=full` and `K8E_CHAOS_SECONDS=60` give the figures of
 //! docs/benchmarks.md; run them with `--nocapture`.
 
 #![allow(clippy::print_stdout, reason = "figures for a person")]

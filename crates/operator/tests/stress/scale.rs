@@ -1,4 +1,4 @@
-//! Many objects: a pool under claims at a fixed rate, and thousands of sandboxes at rest.
+//! Scale: a pool with claims at a fixed rate, and thousands of idle sandboxes.
 
 use crate::child::Operator;
 use crate::faults::Faults;
@@ -107,12 +107,18 @@ async fn warm_claims(client: &Client, size: &Size) {
     }
     requests.join_all().await;
     let started = Instant::now();
-    while seen.lock().expect("nobody panics").ready.len() < size.claims {
+    while seen
+        .lock()
+        .expect("no code panics under this lock")
+        .ready
+        .len()
+        < size.claims
+    {
         assert!(started.elapsed() < AT_MOST, "not every claim is ready");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let mut latencies: Vec<Duration> = {
-        let seen = seen.lock().expect("nobody panics");
+        let seen = seen.lock().expect("no code panics under this lock");
         asked
             .iter()
             .map(|(name, at)| seen.ready[name].duration_since(*at))
@@ -194,7 +200,7 @@ fn writes_per_claim(audit: &Path, claims: usize) {
     }
     println!("writes of the operator for {claims} claims and all sandboxes: {counts:#?}");
     let count = |what: &str| counts.get(what).copied().unwrap_or(0);
-    // On the way from a claim to its being ready: the sandbox's owner, and the claim's status.
+    // Two writes until a claim is ready: the owner of the sandbox, and the status of the claim.
     let path = count("patch sandboxes") + count("patch sandboxclaims/status");
     println!(
         "on the path of a claim: {:.2} writes",
@@ -287,7 +293,8 @@ async fn at_rest(client: &Client, kubeconfig: &Path, size: &Size) {
         operator.memory() / 1_000_000
     );
     assert_eq!(wrote, 0.0, "nothing had changed");
-    // A process starts in a tenth of a second, whatever it has to list: few objects say nothing of the ratio.
+    // Starting a process takes a tenth of a second regardless of the number of objects: with few, the ratio means
+    // little.
     assert!(
         size.sandboxes < 1000 || restart <= lists[1] * 5,
         "{restart:?} for a list of {:?}",
@@ -295,7 +302,7 @@ async fn at_rest(client: &Client, kubeconfig: &Path, size: &Size) {
     );
 }
 
-/// Waits until there are exactly this many sandboxes, all ready, and nothing is left to do.
+/// Waits until there are exactly this many sandboxes, all ready, and the work queues are empty.
 async fn settle(operator: &Operator, client: &Client, sandboxes: usize) {
     let started = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! Rows of the tables that need an API server which refuses the same thing again and again.
+//! Conditions that need an API server with a permanent fault.
 
 use crate::child::Operator;
 use crate::faults::Faults;
@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 const AT_MOST: Duration = Duration::from_secs(120);
 
 #[test]
-fn what_cannot_be_done_is_told_and_done_later() {
+fn permanent_faults_are_reported_in_conditions_and_retried() {
     let cluster = Cluster::up(Options::default()).expect("a cluster");
     let kubeconfig = cluster.kubeconfig();
     let runtime = Runtime::new().expect("a runtime");

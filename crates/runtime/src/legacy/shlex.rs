@@ -1,7 +1,10 @@
-//! Splits a command line into words as Python's `shlex.split` does, which is what clients of this API
-//! expect: quotes and backslashes as in a shell, and nothing else of a shell.
+//! Splits a command line into words exactly as Python's `shlex.split`, which the original server of this API uses:
+//! quotes and backslashes as in a shell, and nothing else of a shell.
+//!
+//! Not the `shlex` crate: that one follows POSIX shells, where `#` begins a comment and a backslash in double quotes
+//! escapes `$` and backticks, too. A command with a `#` would lose its end. It also does not say what is wrong.
 
-/// Why a line cannot be split.
+/// Why a line cannot be split; the texts are Python's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SplitError {
     /// A quote was opened and not closed.
@@ -15,7 +18,7 @@ pub(crate) enum SplitError {
 /// The words of a line.
 pub(crate) fn split(line: &str) -> Result<Vec<String>, SplitError> {
     let mut words = Vec::new();
-    // None between words: '' is a word too.
+    // `None` between words. An empty quoted string is a word, too.
     let mut word: Option<String> = None;
     let mut chars = line.chars();
     while let Some(next) = chars.next() {
@@ -42,7 +45,7 @@ pub(crate) fn split(line: &str) -> Result<Vec<String>, SplitError> {
     Ok(words)
 }
 
-/// The rest of a part in double quotes, in which a backslash escapes only those and itself.
+/// Reads up to the closing double quote. Inside, a backslash escapes only a double quote and a backslash.
 fn quoted(chars: &mut std::str::Chars<'_>, word: &mut String) -> Result<(), SplitError> {
     loop {
         match chars.next().ok_or(SplitError::Quotation)? {
@@ -65,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_those_of_a_shell_without_a_shell() {
+    fn lines_are_split_as_by_python_shlex() {
         assert_eq!(words(" echo  a\tb\n"), ["echo", "a", "b"]);
         assert_eq!(
             words("sh -c 'echo \"$HOME\" | wc'"),
@@ -84,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_closed_is_an_error() {
+    fn unclosed_quotes_and_trailing_backslashes_are_errors() {
         for line in ["'a", "\"a", "a \"b\\\""] {
             assert_eq!(split(line), Err(SplitError::Quotation), "{line}");
         }

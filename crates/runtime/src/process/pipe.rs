@@ -1,13 +1,13 @@
-//! `Start` without a terminal: output as it comes, input through a task that owns the guest's call.
+//! `Start` without a terminal: streams output as it comes. Stdin goes through a task that owns the guest call.
 //!
-//! A frame to the guest must not be cut in half, so nobody who may be cancelled writes one: callers
-//! hand their bytes to the task and wait.
+//! Writing a frame to the guest must not be cancelled in the middle, and a gRPC call can be cancelled at any time. So
+//! calls hand their bytes to the task and wait.
 
 use super::{Events, exit, init, output};
 use crate::agent::{Failure, next};
 use crate::process::proto::StartResponse;
 use crate::process::proto::start_response::Event;
-use crate::registry::{Feed, Running, Stdin};
+use crate::registry::{Running, Stdin, StdinWrite};
 use crate::shared::Shared;
 use futures::StreamExt as _;
 use k8e_wire::proto::{ErrorCode, Exec, input::Input, reply::Reply, request::Call};
@@ -17,28 +17,28 @@ use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Inputs that wait for the one before: each caller waits for its own.
-const FEEDS_MAX: usize = 1;
+/// Capacity of the channel to that task. Each call waits until its own write is done.
+const STDIN_WRITES_MAX: usize = 1;
 
-/// A command that is being streamed. Dropped, the command and all it started is killed.
+/// State of a response stream. Dropping it kills the command and all its descendants.
 struct Streamed {
     running: Option<Running>,
     replies: Replies,
-    feeder: Feeder,
+    stdin_task: StdinTask,
     queue: VecDeque<Event>,
     chunk_bytes: usize,
 }
 
-/// Has the guest's call, whose end is its end.
-struct Feeder(JoinHandle<()>);
+/// The task that owns the guest call. Dropping it cancels the call.
+struct StdinTask(JoinHandle<()>);
 
-impl Drop for Feeder {
+impl Drop for StdinTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Starts a command; its events.
+/// Starts a command and returns its response stream.
 pub(super) async fn start(shared: &Shared, mut exec: Exec) -> Result<Events, Failure> {
     let running = shared.admit()?;
     exec.stdin = true;
@@ -46,22 +46,22 @@ pub(super) async fn start(shared: &Shared, mut exec: Exec) -> Result<Events, Fai
         mut replies,
         inputs,
     } = shared.agent.start(Call::Exec(exec)).await?;
-    let (feed, feeds) = mpsc::channel(FEEDS_MAX);
-    let feeder = Feeder(tokio::spawn(forward(feeds, inputs)));
+    let (stdin, writes) = mpsc::channel(STDIN_WRITES_MAX);
+    let stdin_task = StdinTask(tokio::spawn(forward(writes, inputs)));
     let Reply::Started(started) = next(&mut replies).await? else {
-        return Err(out_of_turn());
+        return Err(unexpected_reply());
     };
     let process = &running.process;
     process.set_pid(started.pid);
     process.set_stdin(Stdin::Pipe {
-        feed,
+        writes: stdin,
         ended: AtomicBool::new(false),
     });
     let streamed = Streamed {
         queue: VecDeque::from([init(process.id)]),
         running: Some(running),
         replies,
-        feeder,
+        stdin_task,
         chunk_bytes: shared.config.stream_chunk_size,
     };
     let events = futures::stream::try_unfold(streamed, |mut streamed| async move {
@@ -71,15 +71,15 @@ pub(super) async fn start(shared: &Shared, mut exec: Exec) -> Result<Events, Fai
     Ok(events.boxed())
 }
 
-/// Hands to the guest what callers give, one after the other, until it takes no more.
-async fn forward(mut feeds: mpsc::Receiver<Feed>, mut inputs: Inputs) {
+/// Forwards writes to the guest, in order, until the command ends.
+async fn forward(mut writes: mpsc::Receiver<StdinWrite>, mut inputs: Inputs) {
     let mut ended = false;
-    while let Some((input, taken)) = feeds.recv().await {
+    while let Some((input, done)) = writes.recv().await {
         let is_end = matches!(input, Input::End(_));
-        // Said again by a caller who did not hear that it was taken. Data after it is for nobody.
+        // An end may be repeated by a client whose first call was cancelled. Data after it is dropped.
         if ended {
             if is_end {
-                let _ = taken.send(());
+                let _ = done.send(());
             }
             continue;
         }
@@ -87,17 +87,17 @@ async fn forward(mut feeds: mpsc::Receiver<Feed>, mut inputs: Inputs) {
         if inputs.send(input).await.is_err() {
             break;
         }
-        let _ = taken.send(());
+        let _ = done.send(());
     }
-    // Dropping the inputs would cancel: that is for who drops the stream.
-    drop(feeds);
+    // Dropping the inputs would cancel the call, which lasts as long as the response stream.
+    drop(writes);
     std::future::pending::<()>().await;
 }
 
-fn out_of_turn() -> Failure {
+fn unexpected_reply() -> Failure {
     Failure::new(
         ErrorCode::Io,
-        "the agent answered a command with something else",
+        "the guest agent sent an unexpected reply to a command",
     )
 }
 
@@ -114,7 +114,7 @@ impl Streamed {
             }
             #[expect(
                 clippy::wildcard_enum_match_arm,
-                reason = "any other reply is out of turn, also one that does not exist yet"
+                reason = "any other reply is a protocol error, also a kind that is added later"
             )]
             match next(&mut self.replies).await? {
                 Reply::Stdout(data) => {
@@ -124,12 +124,12 @@ impl Streamed {
                     output(&mut self.queue, data, self.chunk_bytes, Event::Stderr);
                 }
                 Reply::Exited(exited) => {
-                    // By the time a client hears of the end, its number is nobody's.
+                    // Unregistered before the client receives the exit event.
                     self.running = None;
-                    self.feeder.0.abort();
+                    self.stdin_task.0.abort();
                     self.queue.push_back(exit(exited.exit_code));
                 }
-                _ => return Err(out_of_turn()),
+                _ => return Err(unexpected_reply()),
             }
         }
     }

@@ -1,5 +1,5 @@
-//! `Start` on a terminal. The guest's terminals outlive their connections; ours do not: who lets go of
-//! the stream ends the terminal, with all that runs on it.
+//! `Start` on a terminal (pty). Terminals of the guest outlive their connections; here, the end of the response stream
+//! ends the terminal and all that runs on it.
 
 use super::{Events, exit, init, output};
 use crate::agent::{Agent, Failure, next};
@@ -18,19 +18,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes typed with one call.
+/// Bytes of input in one call of the guest.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
 
-/// Until a terminal that takes nothing is tried again: nobody reads what was typed, or it has just ended.
+/// Pause before input to a full terminal is retried. The command does not read, or it has just ended.
 const FULL_PAUSE: Duration = Duration::from_millis(50);
 
-/// A terminal of the guest's. Dropped, it ends.
+/// A terminal of the guest. Dropping this ends it.
 struct Terminal {
     agent: Agent,
     id: String,
 }
 
-/// A terminal that is being streamed.
+/// State of a response stream.
 struct Streamed {
     running: Option<Running>,
     reader: HostEnd,
@@ -39,11 +39,11 @@ struct Streamed {
     _terminal: Terminal,
 }
 
-/// Starts a command; its events.
+/// Starts a command on a terminal and returns its response stream.
 pub(super) async fn start(shared: &Arc<Shared>, exec: Exec, size: Pty) -> Result<Events, Failure> {
-    // Made whole whatever becomes of who asked: what is half made would have nobody to end it.
+    // In a task of its own: if the call is cancelled in between, the terminal is still created, and then dropped.
     let open = tokio::spawn(open(Arc::clone(shared), exec, size));
-    let streamed = open.await.map_err(|_| out_of_turn())??;
+    let streamed = open.await.map_err(|_| unexpected_reply())??;
     let events = futures::stream::try_unfold(streamed, |mut streamed| async move {
         let event = streamed.next().await?;
         Ok(event.map(|event| (StartResponse { event: Some(event) }, streamed)))
@@ -63,7 +63,7 @@ async fn open(shared: Arc<Shared>, exec: Exec, size: Pty) -> Result<Streamed, Fa
         awaits_reader: true,
     });
     let Reply::Started(started) = shared.agent.one(create).await? else {
-        return Err(out_of_turn());
+        return Err(unexpected_reply());
     };
     let terminal = Terminal {
         agent: shared.agent.clone(),
@@ -72,7 +72,7 @@ async fn open(shared: Arc<Shared>, exec: Exec, size: Pty) -> Result<Streamed, Fa
     let attach = Call::AttachTerminal(AttachTerminal { id: id.clone() });
     let mut reader = shared.agent.start(attach).await?;
     let Reply::Started(_) = next(&mut reader.replies).await? else {
-        return Err(out_of_turn());
+        return Err(unexpected_reply());
     };
     process.set_pid(started.pid);
     process.set_stdin(Stdin::Terminal(id));
@@ -85,7 +85,7 @@ async fn open(shared: Arc<Shared>, exec: Exec, size: Pty) -> Result<Streamed, Fa
     })
 }
 
-/// Types into the terminal of a process, for as long as it takes and the process lasts.
+/// Writes input to the terminal of a process. Retries while the terminal is full and the process runs.
 pub(super) async fn write(
     shared: &Shared,
     process: i32,
@@ -98,7 +98,7 @@ pub(super) async fn write(
             data: data.slice(..data.len().min(WRITE_BYTES_MAX)),
         });
         let Reply::Done(done) = shared.agent.one(call).await? else {
-            return Err(out_of_turn());
+            return Err(unexpected_reply());
         };
         let taken = usize::try_from(done.bytes).unwrap_or(usize::MAX);
         if taken == 0 {
@@ -120,10 +120,10 @@ pub(super) async fn resize(shared: &Shared, id: &str, rows: u32, cols: u32) -> R
     shared.agent.one(call).await.map(drop)
 }
 
-fn out_of_turn() -> Failure {
+fn unexpected_reply() -> Failure {
     Failure::new(
         ErrorCode::Io,
-        "the agent answered for a terminal with something else",
+        "the guest agent sent an unexpected reply for a terminal",
     )
 }
 
@@ -131,7 +131,7 @@ fn out_of_turn() -> Failure {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Without a runtime this process is ending, and its terminals with it.
+        // Without an async runtime this process is exiting, and the terminals end with it.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
@@ -157,7 +157,7 @@ impl Streamed {
             }
             #[expect(
                 clippy::wildcard_enum_match_arm,
-                reason = "any other reply is out of turn, also one that does not exist yet"
+                reason = "any other reply is a protocol error, also a kind that is added later"
             )]
             match next(&mut self.reader.replies).await? {
                 Reply::Data(data) => {
@@ -167,7 +167,7 @@ impl Streamed {
                     self.running = None;
                     self.queue.push_back(exit(exited.exit_code));
                 }
-                _ => return Err(out_of_turn()),
+                _ => return Err(unexpected_reply()),
             }
         }
     }

@@ -1,26 +1,26 @@
-//! Which part of a file is asked for.
+//! HTTP range requests (`Range: bytes=…`), for single ranges.
 
-/// A range of a file.
+/// The range of a file to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Range {
-    /// All of it: nothing else was asked for, or nothing that we serve.
+    /// The whole file: no range, or one that is malformed or not supported.
     Whole,
     /// From the first to the last byte, both included.
     Part {
-        /// Number of the first byte.
+        /// Offset of the first byte.
         first: u64,
-        /// Number of the last byte.
+        /// Offset of the last byte.
         last: u64,
     },
-    /// None of the file's bytes.
+    /// The range is beyond the end of the file (416).
     Unsatisfiable,
 }
 
 // === impl Range ===
 
 impl Range {
-    /// Reads `bytes=0-99`, `bytes=100-` or `bytes=-100` for a file of that size. What is something else,
-    /// such as several ranges, is all of it, as HTTP has it for who does not serve ranges.
+    /// Parses `bytes=0-99`, `bytes=100-` or `bytes=-100` for a file of this size. Anything else, such as several
+    /// ranges, is ignored, as HTTP allows.
     pub(super) fn parse(text: &str, size: u64) -> Self {
         let range = text
             .trim()
@@ -52,7 +52,7 @@ impl Range {
     }
 }
 
-/// A number, or nothing where nothing is written; the outer none is for what is neither.
+/// Parses a number; `Some(None)` for an empty text, `None` for anything else.
 fn number(text: &str) -> Option<Option<u64>> {
     let text = text.trim();
     if text.is_empty() {
@@ -67,7 +67,7 @@ mod tests {
     use super::Range::{self, Part, Unsatisfiable, Whole};
 
     #[test]
-    fn ranges_are_those_of_http() {
+    fn single_byte_ranges_are_parsed_and_others_ignored() {
         for (text, size, want) in [
             ("bytes=0-9", 100, Part { first: 0, last: 9 }),
             (

@@ -1,9 +1,11 @@
-//! What is refused, from whom it is hidden, and who is cut off.
+//! Limits and access control: token, DNS rebinding, size limits, idle timeouts, connection and process limits.
 
 use crate::process::{sh, test};
-use crate::support::{Runtime, ask, ask_host, connect, eventually, read_answer, until};
+use crate::support::{Runtime, ask, ask_host, connect, eventually, program, read_answer, until};
 use serde_json::json;
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Command;
 use tonic::Code;
 use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
@@ -12,21 +14,20 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 const TOKEN: &str = "a-token-that-nobody-guesses";
 
 #[test]
-fn the_token_opens_the_doors_and_no_command_has_it() {
+fn requests_need_the_token_and_commands_do_not_inherit_it() {
     let env = [("SANDBOXD_AUTH_TOKEN", TOKEN)];
     test(&[], &env, async |runtime, mut client| {
         let bearer = format!("Bearer {TOKEN}");
-        for (door, path, probe) in [
+        for (api, path, probe) in [
             (runtime.legacy, "/list/", "/"),
             (runtime.rest, "/v1/files/", "/v1/health"),
         ] {
-            let with =
-                |value: &str| ask(door, "GET", path, &[("authorization", value)], b"").status;
+            let with = |value: &str| ask(api, "GET", path, &[("authorization", value)], b"").status;
             assert_eq!(with(&bearer), 200);
             assert_eq!(with("Bearer wrong"), 401);
             assert_eq!(with(TOKEN), 401);
-            assert_eq!(ask(door, "GET", path, &[], b"").status, 401);
-            assert_eq!(ask(door, "GET", probe, &[], b"").status, 200);
+            assert_eq!(ask(api, "GET", path, &[], b"").status, 401);
+            assert_eq!(ask(api, "GET", probe, &[], b"").status, 200);
         }
         let refused = client.execute(sh("true")).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unauthenticated);
@@ -42,9 +43,9 @@ fn the_token_opens_the_doors_and_no_command_has_it() {
 }
 
 #[test]
-fn a_command_of_the_same_user_cannot_look_for_the_token() {
+fn a_command_of_the_same_user_cannot_read_the_token() {
     let env = [("SANDBOXD_AUTH_TOKEN", TOKEN), ("SANDBOX_COLOUR", "blue")];
-    // Not root: of a whole machine that may read what it likes.
+    // Not as root, which may read the memory of every process.
     let runtime = Runtime::as_nobody(&env);
     let pid = runtime.pid().as_raw_nonzero();
     let command = format!("sh -c 'cat /proc/{pid}/environ; cat /proc/self/environ'");
@@ -73,7 +74,7 @@ fn a_command_of_the_same_user_cannot_look_for_the_token() {
     );
 }
 
-/// What a page of another name gets that was made to lead here: a file, and a command's output.
+/// Statuses that a request with this Host header gets: reading a file, and running a command.
 fn as_rebound_page(runtime: &Runtime, host: &str, headers: &[(&str, &str)]) -> [u16; 2] {
     let file = ask_host(host, runtime.rest, "GET", "/v1/files/f", headers, b"");
     let headers = [headers, &[("content-type", "application/json")]].concat();
@@ -83,7 +84,7 @@ fn as_rebound_page(runtime: &Runtime, host: &str, headers: &[(&str, &str)]) -> [
 }
 
 #[test]
-fn a_page_whose_name_leads_here_gets_nothing() {
+fn dns_rebinding_is_refused() {
     let runtime = Runtime::with(&["-allowed-hosts=sandbox.example.com"], &[]);
     assert_eq!(runtime.rest("PUT", "/v1/files/f", b"x").status, 204);
     let evil = "evil.example:8080";
@@ -92,7 +93,7 @@ fn a_page_whose_name_leads_here_gets_nothing() {
     let said = ask_host(evil, runtime.rest, "GET", "/v1/files/f", &[], b"").json();
     assert_eq!(said["code"], "PERMISSION_DENIED");
     assert!(said["message"].as_str().unwrap().contains("-allowed-hosts"));
-    // Probes may have any name, and tell nothing.
+    // Probes are served for any name; they disclose nothing.
     let probe = ask_host(evil, runtime.rest, "GET", "/v1/health", &[], b"");
     assert_eq!(probe.status, 200);
     let (rest, legacy) = (runtime.rest.to_string(), runtime.legacy.to_string());
@@ -107,7 +108,7 @@ fn a_page_whose_name_leads_here_gets_nothing() {
         assert_eq!(as_rebound_page(&runtime, host, &[]), [200, 200], "{host}");
     }
 
-    // A page has no token, so with one the name does not matter.
+    // A web page does not have the token, so with one the name is not checked.
     let runtime = Runtime::with(&[], &[("SANDBOXD_AUTH_TOKEN", TOKEN)]);
     let bearer = format!("Bearer {TOKEN}");
     let shown = [("authorization", bearer.as_str())];
@@ -116,7 +117,7 @@ fn a_page_whose_name_leads_here_gets_nothing() {
 }
 
 #[test]
-fn too_much_is_refused_and_leaves_nothing() {
+fn uploads_over_the_limit_are_refused_and_leave_no_file() {
     let runtime = Runtime::with(&["-max-upload-bytes=100000"], &[]);
     let answer = runtime.rest("PUT", "/v1/files/x", &vec![0; 100_001]);
     assert_eq!(
@@ -146,10 +147,10 @@ fn too_much_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn who_is_silent_is_cut_off() {
+fn idle_http_connections_are_closed() {
     let runtime = Runtime::with(&["-http-idle-timeout=500ms"], &[]);
     let mut rest = Vec::new();
-    // Nothing, half a head, and a connection that has nothing more to ask.
+    // No bytes, half a head, and no second request.
     for said in ["", "GET / HT", "GET /v1/health HTTP/1.1\r\nhost: x\r\n\r\n"] {
         let mut stream = connect(runtime.rest);
         stream.write_all(said.as_bytes()).unwrap();
@@ -163,13 +164,13 @@ fn who_is_silent_is_cut_off() {
 }
 
 #[test]
-fn who_calls_nothing_is_cut_off() {
+fn idle_grpc_connections_are_closed() {
     let flags = ["-http-idle-timeout=500ms"];
     test(&flags, &[], async |runtime, mut client| {
         let call = sh("echo ready; sleep 1.5; echo done");
         let mut call = client.start(call, None).await.unwrap();
         call.says("ready").await;
-        // Nothing, and a connection that is made and used for nothing: the preface and empty settings.
+        // No bytes, and a connection without calls: preface and empty SETTINGS.
         for said in ["", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"] {
             let mut stream = connect(runtime.grpc);
             stream.write_all(said.as_bytes()).unwrap();
@@ -177,13 +178,13 @@ fn who_calls_nothing_is_cut_off() {
             let waits = ended.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
             assert!(!waits, "still open: {said:?}");
         }
-        // A call that lasts is not idle, whatever it says.
+        // A connection with a call in progress is not idle, even without traffic.
         call.says("done").await;
     });
 }
 
 #[test]
-fn so_many_commands_and_no_more() {
+fn the_number_of_commands_is_limited() {
     test(&["-max-processes=2"], &[], async |runtime, mut client| {
         let mut first = client
             .start(sh("echo ready; sleep 1000"), None)
@@ -206,20 +207,58 @@ fn so_many_commands_and_no_more() {
     });
 }
 
+/// One too many from inside the pod is closed at once, and there is room again when another ends.
 #[test]
-fn many_connections_wait_their_turn() {
-    let runtime = Runtime::with(&["-http-idle-timeout=1s"], &[]);
-    let silent: Vec<_> = (0..300).map(|_| connect(runtime.rest)).collect();
-    // Served once those who say nothing are gone: one too many from inside is closed at once.
-    until("there is room", || {
-        let mut stream = connect(runtime.rest);
-        let request = b"GET /v1/health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-        let mut said = String::new();
-        let _ = stream.write_all(request);
-        let _ = stream.read_to_string(&mut said);
-        said.starts_with("HTTP/1.1 200")
-    });
-    drop(silent);
+fn connections_from_inside_are_limited() {
+    // As many as the server takes from inside.
+    const INSIDE_MAX: usize = 192;
+    let runtime = Runtime::with(&["-http-idle-timeout=10m"], &[]);
+    let mut open: Vec<_> = (0..INSIDE_MAX).map(|_| connect(runtime.rest)).collect();
+    // Each is answered, and so is known to be one of those that are counted.
+    let served = open.iter_mut().all(health);
+    assert!(served, "{INSIDE_MAX} connections fit");
+    assert!(
+        !health(&mut connect(runtime.rest)),
+        "one too many was served"
+    );
+    open.pop();
+    until("there is room", || health(&mut connect(runtime.rest)));
+    assert!(open.iter_mut().all(health), "kept");
+}
+
+/// From outside, one too many is kept in the kernel's queue until another ends. The addresses are of a
+/// network namespace of their own, and no loopback addresses: its server takes them for other machines'.
+#[test]
+fn many_connections_wait_their_turn_as_root() {
+    let mut namespace = Command::new("unshare");
+    let script = "ip link set lo up && ip address add 192.0.2.1/32 dev lo && \
+                  ip address add 192.0.2.2/32 dev lo && exec python3 -c \"$0\" \"$@\"";
+    namespace.args(["--net", "--kill-child", "--fork", "sh", "-c", script]);
+    let dir = tempfile::tempdir().unwrap();
+    let ended = namespace
+        .arg(include_str!("outside.py"))
+        .args([program(), dir.path().into()])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "waited its turn\n");
+}
+
+/// Whether a request is answered; the connection is kept.
+fn health(stream: &mut TcpStream) -> bool {
+    let request = b"GET /v1/health HTTP/1.1\r\nhost: x\r\n\r\n";
+    let mut begin = [0; 12];
+    let asked = stream.write_all(request);
+    let is_ok = asked.and_then(|()| stream.read_exact(&mut begin)).is_ok();
+    if !is_ok {
+        return false;
+    }
+    assert_eq!(&begin, b"HTTP/1.1 200");
+    // The rest of it ends with the body, which is a JSON object.
+    let mut byte = [0];
+    while stream.read_exact(&mut byte).is_ok() && byte != *b"}" {}
+    true
 }
 
 #[test]

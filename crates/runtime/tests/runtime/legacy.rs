@@ -1,4 +1,4 @@
-//! The legacy API.
+//! The legacy HTTP API (port 8888).
 
 use crate::support::{Runtime, TIMEOUTS, ask, form, is_alive, until};
 use serde_json::json;
@@ -24,7 +24,7 @@ fn a_command_runs_without_a_shell() {
 }
 
 #[test]
-fn what_does_not_start_is_exit_code_one() {
+fn a_command_that_cannot_start_has_exit_code_one() {
     let runtime = Runtime::start();
     for (command, why) in [
         ("no-such-program", "no-such-program"),
@@ -43,7 +43,7 @@ fn what_does_not_start_is_exit_code_one() {
 }
 
 #[test]
-fn a_command_that_takes_too_long_is_killed_with_all_it_started() {
+fn a_timeout_kills_the_command_with_all_descendants() {
     // One in the background, one in a session of its own, both without the pipes.
     let command = "sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!; setsid sh -c \"echo \\$\\$; exec sleep 1000\" \
                    & echo said; exec sleep 1000'";
@@ -62,12 +62,12 @@ fn a_command_that_takes_too_long_is_killed_with_all_it_started() {
         let stdout = said["stdout"].as_str().unwrap().to_owned();
         (runtime, stdout)
     });
-    // On a busy machine a command may not have begun when its time is over.
+    // On a busy machine the timeout may pass before the command has started.
     let (runtime, stdout) = tries.find(|(_, stdout)| begun(stdout)).unwrap();
     for pid in stdout.lines().filter(|line| *line != "said") {
         assert!(!is_alive(pid), "{pid} lives");
     }
-    // What the request says counts more.
+    // The timeout of the request overrides the default.
     let said = runtime.execute(&json!({"command": "sleep 1", "timeout_seconds": 100}));
     assert_eq!(
         (&said["timed_out"], &said["exit_code"]),
@@ -76,7 +76,7 @@ fn a_command_that_takes_too_long_is_killed_with_all_it_started() {
 }
 
 #[test]
-fn a_command_in_the_background_does_not_hold_the_answer() {
+fn a_background_process_does_not_delay_the_response() {
     let runtime = Runtime::start();
     let said = runtime.execute(&json!({"command": "sh -c 'sleep 1000 & echo $!'"}));
     let pid = said["stdout"].as_str().unwrap();
@@ -87,7 +87,7 @@ fn a_command_in_the_background_does_not_hold_the_answer() {
 }
 
 #[test]
-fn who_hangs_up_ends_the_command() {
+fn a_client_disconnect_kills_the_command() {
     let runtime = Runtime::start();
     let request = json!({"command": "sh -c 'echo $$ > pid.tmp; mv pid.tmp pid; exec sleep 1000'"})
         .to_string();
@@ -106,7 +106,7 @@ fn who_hangs_up_ends_the_command() {
 }
 
 #[test]
-fn output_is_cut_and_that_is_told() {
+fn output_over_the_limit_is_truncated_with_a_notice() {
     let runtime = Runtime::with(&["-max-output-bytes=1000"], &[]);
     let said =
         runtime.execute(&json!({"command": "sh -c 'yes | head -c 100000; echo fine >&2; exit 4'"}));
@@ -120,7 +120,7 @@ fn output_is_cut_and_that_is_told() {
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn invalid_requests_are_refused() {
     let runtime = Runtime::start();
     for body in [
         "",
@@ -164,7 +164,7 @@ fn nonsense_is_refused() {
 }
 
 #[test]
-fn files_come_and_go() {
+fn files_are_uploaded_listed_and_downloaded() {
     let runtime = Runtime::start();
     let content: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
     let (kind, body) = form("file", "sub dir/ünï.bin", &content);
@@ -272,7 +272,7 @@ fn no_path_leads_out() {
         std::fs::read(runtime.outside().join("secret")).unwrap(),
         b"s"
     );
-    // An absolute path is one below the root.
+    // An absolute path is relative to the root.
     let (kind, body) = form("file", "/etc/passwd", b"x");
     let answer = ask(
         runtime.legacy,

@@ -1,4 +1,4 @@
-//! sandboxd's process API, over gRPC.
+//! sandboxd's gRPC process API (port 9090).
 
 use crate::support::{Runtime, TIMEOUTS, WITHIN, eventually, is_alive};
 use proto::process_service_client::ProcessServiceClient;
@@ -31,7 +31,7 @@ pub(crate) struct Started {
     stderr: Vec<u8>,
 }
 
-/// Runs a test on a runtime of its own, against a clock that nothing may outlast.
+/// Runs a test with an async runtime of its own and a timeout.
 pub(crate) fn test(flags: &[&str], env: &[(&str, &str)], body: impl AsyncFnOnce(&Runtime, Client)) {
     let runtime = Runtime::with(flags, env);
     let tokio = tokio::runtime::Builder::new_current_thread()
@@ -131,7 +131,7 @@ impl Client {
 }
 
 impl Started {
-    /// The next event is kept; its exit code if it is the last.
+    /// Receives and stores the next event; returns the exit code if it is the last.
     async fn next(&mut self) -> Option<i32> {
         match self.events.message().await.unwrap().unwrap().event.unwrap() {
             Event::Stdout(data) => self.stdout.extend_from_slice(&data),
@@ -142,7 +142,7 @@ impl Started {
         None
     }
 
-    /// Reads until standard output has this.
+    /// Reads until stdout contains this.
     pub(crate) async fn says(&mut self, text: &str) {
         while !self.text().contains(text) {
             assert_eq!(self.next().await, None, "ended: {}", self.text());
@@ -175,7 +175,7 @@ fn code<T>(result: Result<T, Status>) -> Code {
 }
 
 #[test]
-fn execute_tells_all() {
+fn execute_returns_output_and_exit_code() {
     test(
         &[],
         &[("SANDBOX_COLOUR", "blue")],
@@ -213,7 +213,7 @@ fn execute_tells_all() {
 }
 
 #[test]
-fn what_cannot_run_has_a_code() {
+fn commands_that_cannot_start_have_a_status_code() {
     test(&[], &[], async |runtime, mut client| {
         std::fs::write(runtime.root().join("file"), "").unwrap();
         std::os::unix::fs::symlink("/etc", runtime.root().join("out")).unwrap();
@@ -266,16 +266,16 @@ fn what_cannot_run_has_a_code() {
 }
 
 #[test]
-fn a_deadline_ends_the_command_with_all_it_started() {
+fn a_deadline_kills_the_command_with_all_descendants() {
     test(&[], &[], async |runtime, mut client| {
         let script = "setsid sleep 1000 & echo $! > pid.tmp; mv pid.tmp pid; sleep 1000";
-        // On a busy machine a command may not have begun when its time is over.
+        // On a busy machine the deadline may pass before the command has started.
         let mut pid = None;
         for timeout in TIMEOUTS {
             let config = Some(sh(script));
             let mut request = tonic::Request::new(ExecuteRequest { config });
             request.set_timeout(timeout);
-            // The client's own clock may be the first.
+            // The client may notice the deadline before the server.
             let ended = code(client.0.execute(request).await);
             assert!(
                 [Code::DeadlineExceeded, Code::Cancelled].contains(&ended),
@@ -292,10 +292,10 @@ fn a_deadline_ends_the_command_with_all_it_started() {
 }
 
 #[test]
-fn output_is_streamed_in_small_events_and_input_given() {
+fn output_is_streamed_in_small_events_and_stdin_written() {
     let flags = ["-stream-chunk-size=100"];
     test(&flags, &[], async |runtime, mut client| {
-        // It ends when it is let go: until then there is a process whose input was ended.
+        // The command waits for a signal: until then there is a process whose stdin was closed.
         let script = "echo ready; cat; until test -e go; do sleep 0.05; done; echo bye >&2";
         let mut cat = client.start(sh(script), None).await.unwrap();
         cat.says("ready\n").await;
@@ -353,21 +353,21 @@ async fn sizes(mut events: Streaming<StartResponse>) -> Vec<usize> {
 }
 
 #[test]
-fn a_client_that_does_not_read_stops_the_command_and_not_the_runtime() {
+fn backpressure_stops_the_command_and_not_the_runtime() {
     test(&[], &[], async |_, mut client| {
         let wanted = sh("head -c 30000000 /dev/zero; echo done >&2");
         let mut much = client.start(wanted, None).await.unwrap();
         for _ in 0..20 {
             assert_eq!(client.execute(sh("echo x")).await.unwrap().exit_code, 0);
         }
-        // It did not go on without us, and nothing is lost.
+        // The command did not continue meanwhile, and no output is lost.
         assert_eq!(much.exit().await, 0);
         assert_eq!(much.stdout.len(), 30_000_000);
     });
 }
 
 #[test]
-fn input_that_is_not_read_waits_and_can_be_given_up() {
+fn stdin_writes_wait_for_the_command_and_can_be_cancelled() {
     test(&[], &[], async |_, mut client| {
         let mut deaf = client
             .start(sh("echo $$; exec sleep 1000"), None)
@@ -392,7 +392,7 @@ fn input_that_is_not_read_waits_and_can_be_given_up() {
 }
 
 #[test]
-fn signals_reach_the_group() {
+fn signals_reach_the_process_group() {
     test(&[], &[], async |_, mut client| {
         for (signal, exit_code) in [(Signal::Sigterm, 143), (Signal::Sigkill, 137)] {
             let mut group = client
@@ -415,7 +415,7 @@ fn signals_reach_the_group() {
 }
 
 #[test]
-fn the_end_of_a_stream_ends_all_it_started() {
+fn the_end_of_a_stream_kills_all_descendants() {
     test(&[], &[], async |_, mut client| {
         for pty in [None, Some(Pty::default())] {
             let script = "setsid sleep 1000 & echo $!; echo $$; sleep 1000";
@@ -438,7 +438,7 @@ fn the_end_of_a_stream_ends_all_it_started() {
 }
 
 #[test]
-fn a_terminal_is_one() {
+fn a_pty_is_a_terminal_with_a_size() {
     test(&[], &[], async |_, mut client| {
         let pty = Some(Pty {
             cols: 101,
@@ -458,7 +458,7 @@ fn a_terminal_is_one() {
         assert_eq!(shell.exit().await, 5);
         assert!(shell.stderr.is_empty());
 
-        // A trap: a shell between two commands may forget that it was interrupted.
+        // With a trap: a shell between two commands may ignore an interrupt.
         let script = "trap 'exit 6' INT; echo ready; while :; do sleep 0.05; done";
         let pty = Some(Pty::default());
         let mut interrupted = client.start(sh(script), pty).await.unwrap();
@@ -478,15 +478,15 @@ fn a_terminal_is_one() {
 }
 
 #[test]
-fn a_terminal_loses_nothing_and_waits_for_its_reader() {
+fn terminal_output_is_complete_with_backpressure() {
     test(&[], &[], async |_, mut client| {
-        // Much more than the guest keeps of a terminal, most of it before anybody reads.
+        // Much more than the guest buffers of a terminal, most of it before it is read.
         let script = "stty raw; head -c 3000000 /dev/zero | tr '\\0' x; echo end";
         let mut much = client
             .start(sh(script), Some(Pty::default()))
             .await
             .unwrap();
-        // Longer than other readers of a terminal may take; the command cannot have gone on.
+        // Longer than the read timeout of other terminals; the command cannot have continued.
         tokio::time::sleep(Duration::from_secs(7)).await;
         assert_eq!(much.exit().await, 0);
         let count = much.stdout.iter().filter(|byte| **byte == b'x').count();
@@ -496,7 +496,7 @@ fn a_terminal_loses_nothing_and_waits_for_its_reader() {
 }
 
 #[test]
-fn execute_holds_no_more_than_a_client_takes() {
+fn an_execute_response_fits_the_default_message_limit() {
     test(&[], &[], async |_, mut client| {
         let said = client
             .execute(sh("head -c 3500000 /dev/zero"))
@@ -513,7 +513,7 @@ fn execute_holds_no_more_than_a_client_takes() {
 }
 
 #[test]
-fn nobody_can_run_it() {
+fn the_runtime_works_without_privileges() {
     let runtime = Runtime::as_nobody(&[]);
     let tokio = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,4 +1,4 @@
-//! sandboxd's files and probes.
+//! sandboxd's HTTP API (port 8080): files and probes.
 
 use crate::support::{Answer, Runtime, ask, form};
 use serde_json::json;
@@ -13,7 +13,7 @@ fn refused(answer: &Answer, status: u16, code: &str) {
 }
 
 #[test]
-fn files_are_written_whole_and_read_in_parts() {
+fn files_are_written_atomically_and_read_by_range() {
     let runtime = Runtime::start();
     let content: Vec<u8> = (0..=255u8).cycle().take(1_000_000).collect();
     let answer = runtime.rest("PUT", "/v1/files/a%2Fb%2Fc.bin?mode=0750", &content);
@@ -71,7 +71,7 @@ fn files_are_written_whole_and_read_in_parts() {
     refused(&answer, 416, "INVALID_ARGUMENT");
     assert_eq!(answer.header("content-range"), Some("bytes */1000000"));
 
-    // Replaced, with the mode that a write without one has.
+    // Replaced, with the default mode.
     assert_eq!(
         runtime.rest("PUT", "/v1/files/a/b/c.bin", b"new").status,
         204
@@ -87,9 +87,9 @@ fn files_are_written_whole_and_read_in_parts() {
 }
 
 #[test]
-fn a_form_is_a_file_too() {
+fn a_file_can_be_uploaded_as_a_form() {
     let runtime = Runtime::start();
-    // Looks like the end more than once.
+    // Content that contains near misses of the delimiter.
     let content = b"\r\n--Xy\r\n--X\r\n--\r\n\r\n--XyA".repeat(20_000);
     let (kind, body) = form("file", "ignored", &content);
     let put = |kind: &str, body: &[u8]| {
@@ -163,7 +163,7 @@ fn directories_are_listed() {
 }
 
 #[test]
-fn things_are_deleted_and_the_root_stays() {
+fn files_are_deleted_and_the_root_is_kept() {
     let runtime = Runtime::start();
     let root = runtime.root();
     std::fs::create_dir_all(root.join("d/sub/deep")).unwrap();
@@ -191,7 +191,7 @@ fn things_are_deleted_and_the_root_stays() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_code() {
+fn invalid_requests_are_refused_with_a_code() {
     let runtime = Runtime::start();
     let root = runtime.root();
     std::fs::create_dir(root.join("d")).unwrap();
@@ -285,7 +285,7 @@ fn probes_and_metadata() {
 }
 
 #[test]
-fn no_race_leads_out() {
+fn a_race_with_symbolic_links_does_not_leave_the_root() {
     let runtime = Runtime::start();
     let (root, out) = (runtime.root(), runtime.outside().join("out"));
     std::fs::create_dir(&out).unwrap();
@@ -294,7 +294,7 @@ fn no_race_leads_out() {
     symlink(&out, root.join("link")).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // What is a directory at one moment is a link out at the next.
+        // A directory that is repeatedly replaced by a symbolic link out of the root.
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let (here, there) = (root.join("dir"), root.join("link"));
@@ -310,7 +310,7 @@ fn no_race_leads_out() {
             match runtime.rest("PUT", "/v1/files/dir%2Fnew", b"x").status {
                 204 => inside += 1,
                 403 => refused += 1,
-                // It changed under way.
+                // It changed during the request.
                 status => assert!([400, 404, 409, 500].contains(&status), "{status}"),
             }
             runtime.rest("DELETE", "/v1/files/dir%2Fsecret?recursive=true", b"");

@@ -1,5 +1,5 @@
-//! agent-sandbox's own Python client, unmodified: its layers for commands and files, pointed at a runtime
-//! without Kubernetes in between.
+//! The unmodified Python client of agent-sandbox: its modules for commands and files, connected to a runtime without
+//! Kubernetes.
 
 use crate::support::Runtime;
 use std::path::PathBuf;
@@ -17,8 +17,8 @@ fn the_official_client_works() {
     let runtime = Runtime::with(&[], &[("SANDBOX_COLOUR", "blue")]);
     let done = Command::new(python)
         .arg(SCRIPT)
-        .args([runtime.legacy, runtime.rest, runtime.grpc].map(|door| door.port().to_string()))
-        // It is about this machine only.
+        .args([runtime.legacy, runtime.rest, runtime.grpc].map(|api| api.port().to_string()))
+        // Loopback only.
         .env("no_proxy", "*")
         .env_remove("KUBECONFIG")
         .output()

@@ -1,4 +1,4 @@
-//! The end, as SIGTERM brings it.
+//! Graceful shutdown on SIGTERM, and the duties of PID 1.
 
 use crate::process::{Client, sh, test};
 use crate::support::{Runtime, ask, eventually, is_alive};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tonic::Code;
 
 #[test]
-fn commands_are_asked_to_end_and_probes_are_told() {
+fn sigterm_reaches_commands_and_probes_fail() {
     let tokio = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -35,7 +35,7 @@ fn commands_are_asked_to_end_and_probes_are_told() {
 }
 
 #[test]
-fn who_does_not_end_is_killed() {
+fn a_command_that_ignores_sigterm_is_killed() {
     let tokio = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -71,7 +71,7 @@ fn commands_do_not_outlive_a_runtime_that_is_killed() {
 }
 
 #[test]
-fn as_init_it_reaps_asks_everybody_and_tells_that_the_disk_is_full() {
+fn as_pid_1_it_reaps_signals_all_processes_and_reports_a_full_disk() {
     let tokio = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -85,7 +85,7 @@ fn as_init_it_reaps_asks_everybody_and_tells_that_the_disk_is_full() {
             .unwrap();
         assert_eq!(said.stdout, "k8e-runtime\nThreads:\t1\n");
 
-        // Who is left behind is ours, and when it ends it is gone.
+        // An orphaned process is reparented to the runtime, and reaped when it exits.
         let orphan = "(sleep 0.05 & echo $!) | cat; sh -c 'sleep 0.1 & echo $!'";
         let said = client.execute(sh(orphan)).await.unwrap();
         let orphans = String::from_utf8_lossy(&said.stdout).into_owned();
@@ -97,7 +97,7 @@ fn as_init_it_reaps_asks_everybody_and_tells_that_the_disk_is_full() {
             gone = client.execute(sh(&look)).await.unwrap().exit_code == 0;
         }
 
-        // The root is a disk of one mebibyte.
+        // The root is a file system of one MiB.
         let full = runtime.rest("PUT", "/v1/files/big", &vec![1; 3_000_000]);
         assert_eq!(full.status, 507, "{full:?}");
         assert!(full.text().contains("disk"), "{full:?}");
@@ -107,7 +107,7 @@ fn as_init_it_reaps_asks_everybody_and_tells_that_the_disk_is_full() {
         let daemon = "trap 'echo ended > /dev/stdout; exit' TERM; while :; do sleep 0.05; done";
         let script = format!("setsid sh -c \"{daemon}\" >log 2>&1 & sleep 0.2; echo $!");
         assert_eq!(client.execute(sh(&script)).await.unwrap().exit_code, 0);
-        // A reader of the log outlives it: the log is on a disk that ends with init.
+        // The log is on a file system that is unmounted with PID 1; a reader outside still has it.
         let script = "trap '' TERM; echo ready; until grep -s ended log; do sleep 0.05; done";
         let mut tail = client.start(sh(script), None).await.unwrap();
         tail.says("ready").await;

@@ -1,4 +1,4 @@
-//! A runtime under test, and a client that can send anything.
+//! Test harness: a runtime process, and a raw HTTP client.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest wait for anything that must happen: generous, for a machine that is busy.
+/// Timeout of every step, generous for a busy machine.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
 
-/// Timeouts to give a command that must first do something, until one is long enough for that: the
-/// first is, unless the machine is busy.
+/// Timeouts to try for a command that must do something before its timeout. The first is long enough, unless the
+/// machine is busy.
 pub(crate) const TIMEOUTS: [Duration; 4] = [
     Duration::from_millis(500),
     Duration::from_secs(4),
@@ -19,7 +19,7 @@ pub(crate) const TIMEOUTS: [Duration; 4] = [
     WITHIN,
 ];
 
-/// A runtime with roots of its own.
+/// A runtime process with temporary root directories.
 pub(crate) struct Runtime {
     child: Child,
     _stderr: BufReader<std::process::ChildStderr>,
@@ -29,7 +29,7 @@ pub(crate) struct Runtime {
     dir: tempfile::TempDir,
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -54,7 +54,7 @@ impl Runtime {
         Self::spawn(command, dir)
     }
 
-    /// As PID 1 of a process namespace, with a small disk as the root. Needs root.
+    /// As PID 1 of a PID namespace, with a small file system as root directory. Needs root.
     pub(crate) fn as_init(flags: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("workspace");
@@ -72,11 +72,11 @@ impl Runtime {
         Self::spawn(command, dir)
     }
 
-    /// As somebody without any power, as a pod should be. Needs root to become that.
+    /// As an unprivileged user without capabilities, as in a pod. Needs root to switch to it.
     pub(crate) fn as_nobody(env: &[(&str, &str)]) -> Self {
         const NOBODY: u32 = 65534;
         let dir = tempfile::tempdir().unwrap();
-        // Where it was built nobody may look.
+        // The unprivileged user cannot access the build directory.
         let copy = dir.path().join("k8e-runtime");
         install(&program(), &copy);
         std::os::unix::fs::chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
@@ -101,7 +101,7 @@ impl Runtime {
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
         stderr.read_line(&mut said).unwrap();
-        let door = |name: &str| -> SocketAddr {
+        let api = |name: &str| -> SocketAddr {
             let prefix = format!("{name}=");
             let found = said
                 .split_whitespace()
@@ -112,9 +112,9 @@ impl Runtime {
                 .unwrap()
         };
         Self {
-            legacy: door("legacy"),
-            rest: door("rest"),
-            grpc: door("grpc"),
+            legacy: api("legacy"),
+            rest: api("rest"),
+            grpc: api("grpc"),
             child,
             _stderr: stderr,
             dir,
@@ -131,7 +131,7 @@ impl Runtime {
         self.dir.path().join("app")
     }
 
-    /// A place beside both.
+    /// A path outside of both roots.
     pub(crate) fn outside(&self) -> &Path {
         self.dir.path()
     }
@@ -160,7 +160,7 @@ impl Runtime {
         self.try_terminate().unwrap();
     }
 
-    /// As the kubelet does it; where there is a program in front of init, to what is behind that.
+    /// Sends SIGTERM as the kubelet does; with a wrapper process around PID 1, to the process inside.
     fn try_terminate(&self) -> Option<()> {
         let own = self.pid().as_raw_nonzero();
         let comm = std::fs::read_to_string(format!("/proc/{own}/comm")).ok()?;
@@ -178,7 +178,7 @@ impl Runtime {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok()
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits.
     pub(crate) fn wait(mut self) -> ExitStatus {
         let mut status = ExitStatus::from_raw(0);
         until("the runtime ends", || {
@@ -196,7 +196,7 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        // Asked first: who is killed cannot end what it runs.
+        // SIGTERM first: a runtime that is killed cannot end its commands.
         let begin = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) && begin.elapsed() < Duration::from_secs(15)
         {
@@ -237,21 +237,21 @@ fn arguments(dir: &Path) -> Vec<String> {
     ]
 }
 
-/// What is tested: as cargo built it, or the one that goes into images.
-fn program() -> PathBuf {
+/// The binary under test: the one that cargo built, or `K8E_RUNTIME_BIN`, the static one for images.
+pub(crate) fn program() -> PathBuf {
     let built = std::env::var_os("K8E_RUNTIME_BIN").map(PathBuf::from);
     built.unwrap_or_else(|| env!("CARGO_BIN_EXE_k8e-runtime").into())
 }
 
-/// Copies a program in a process of its own. Were it open for writing in this one, a fork of another
-/// test's thread would hold it open until its `execve`, and running it fail: text file busy.
+/// Copies a program with a child process. If this process had it open for writing, a fork in another test's thread
+/// would inherit the descriptor until its `execve`, and running the copy would fail with ETXTBSY.
 fn install(from: &Path, to: &Path) {
     let mut install = Command::new("install");
     let status = install.args(["-m", "755"]).arg(from).arg(to).status();
     assert!(status.unwrap().success(), "install {}", to.display());
 }
 
-/// One request on a connection of its own.
+/// Sends one request on a new connection.
 pub(crate) fn ask(
     to: SocketAddr,
     method: &str,
@@ -262,7 +262,7 @@ pub(crate) fn ask(
     ask_host("sandbox", to, method, path, headers, body)
 }
 
-/// The same for another name than the sandbox's.
+/// The same with another Host header.
 pub(crate) fn ask_host(
     host: &str,
     to: SocketAddr,
@@ -278,7 +278,7 @@ pub(crate) fn ask_host(
     }
     head.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
     stream.write_all(head.as_bytes()).unwrap();
-    // Who refuses early may close before it has all.
+    // A server that refuses early may close before it has read all.
     let _ = stream.write_all(body);
     read_answer(&mut stream)
 }
@@ -293,7 +293,7 @@ pub(crate) fn connect(to: SocketAddr) -> TcpStream {
 /// Reads to the end of the connection.
 pub(crate) fn read_answer(stream: &mut TcpStream) -> Answer {
     let mut raw = Vec::new();
-    // A reset after the answer is no news.
+    // A reset after the response is expected.
     let _ = stream.read_to_end(&mut raw);
     let end = raw.windows(4).position(|window| window == b"\r\n\r\n");
     let end = end.unwrap_or_else(|| panic!("no answer: {:?}", String::from_utf8_lossy(&raw)));
@@ -348,7 +348,7 @@ pub(crate) fn form(name: &str, filename: &str, content: &[u8]) -> (String, Vec<u
     ("multipart/form-data; boundary=XyZ".to_owned(), body)
 }
 
-/// Waits for a condition.
+/// Polls until a condition is true.
 #[track_caller]
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
@@ -358,7 +358,7 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The same while other tasks go on: a client's connection is one.
+/// The same without blocking other tasks, such as a client's connection.
 pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
@@ -367,7 +367,7 @@ pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) 
     }
 }
 
-/// Whether a process with that id is there and no zombie.
+/// Whether a process with this PID exists and is not a zombie.
 pub(crate) fn is_alive(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
     stat.is_ok_and(|stat| {

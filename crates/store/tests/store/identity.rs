@@ -198,7 +198,7 @@ async fn a_secret_opens_only_where_it_was_put() {
         .await
         .unwrap();
     store
-        .set_secret("bob", &name("pw"), &value("his"), 1, 9)
+        .set_secret("bob", &name("pw"), &value("bob's"), 1, 9)
         .await
         .unwrap();
     store.close().await;

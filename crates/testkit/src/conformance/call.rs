@@ -1,4 +1,4 @@
-//! Calls to a guest, each to its end.
+//! Client of a guest for tests: each call to its end.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "a test knows the replies it wants"
@@ -11,28 +11,28 @@ use k8e_wire::proto::{
     self, Argv, Exec, Exited, exec::Program, input, reply::Reply, request::Call,
 };
 
-/// Where file calls begin.
+/// Root directory of file calls.
 pub(super) const ROOT: &[u8] = b"/workspace";
 
-/// What a command did.
+/// Output and exit status of a command.
 #[derive(Clone, Debug, Default)]
 pub struct Ran {
-    /// What it printed.
+    /// Standard output.
     pub stdout: Vec<u8>,
-    /// What it said.
+    /// Standard error.
     pub stderr: Vec<u8>,
-    /// How it ended.
+    /// Exit status.
     pub exited: Exited,
 }
 
-/// The host's end of a guest.
+/// Opens connections to a guest.
 #[derive(Clone, Copy)]
 pub(super) struct Host<'a>(pub(super) &'a GuestAddress);
 
 // === impl Ran ===
 
 impl Ran {
-    /// What it printed, as text without the last line's end.
+    /// Standard output as text, without trailing newline.
     pub fn out(&self) -> String {
         String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
     }
@@ -50,7 +50,7 @@ impl Host<'_> {
         finish(&mut end).await
     }
 
-    /// A call whose replies do not matter but for their end.
+    /// A call, with all its replies up to the last.
     pub(super) async fn done(self, call: Call) -> Result<Vec<Reply>, proto::Error> {
         let mut end = self.call(call).await;
         let mut replies = Vec::new();
@@ -75,7 +75,7 @@ impl Host<'_> {
         let mut end = self.call(Call::WriteFile(request)).await;
         for chunk in data.chunks(k8e_wire::CHUNK_BYTES) {
             let sent = input::Input::Data(Bytes::copy_from_slice(chunk));
-            // A guest that has refused takes no more; its reply says why.
+            // A guest that refused closes the input; its reply has the reason.
             if end.inputs.send(sent).await.is_err() {
                 break;
             }
@@ -120,14 +120,14 @@ impl Host<'_> {
             .collect()
     }
 
-    /// How many processes are `sleep` for so long.
+    /// Number of `sleep` processes with this argument.
     pub(super) async fn count(self, seconds: &str) -> usize {
         let processes = self.processes().await;
         let sleep = format!("sleep {seconds}");
         processes.iter().filter(|line| **line == sleep).count()
     }
 
-    /// Waits until there are so many.
+    /// Waits until there are `count` of them.
     pub(super) async fn wait_for(self, seconds: &str, count: usize) {
         for _ in 0..1000 {
             if self.count(seconds).await == count {
@@ -139,7 +139,7 @@ impl Host<'_> {
     }
 }
 
-/// Takes a command's replies up to its end.
+/// Reads the replies of a command up to its exit status.
 pub(super) async fn finish(end: &mut HostEnd) -> Result<Ran, proto::Error> {
     let mut ran = Ran::default();
     loop {

@@ -1,4 +1,4 @@
-//! Commands: how they run, what they see, how they end.
+//! Commands: exit status, output, input, signals, timeouts, users, environment.
 
 use super::Lab;
 use super::call::{argv, bytes, finish, sh};
@@ -8,8 +8,8 @@ use k8e_wire::proto::{
 };
 use std::time::Duration;
 
-/// Exit codes and signals are the command's own.
-pub async fn commands_say_how_they_ended(lab: &mut Lab) {
+/// Exit codes and signals of commands are reported unchanged.
+pub async fn commands_report_exit_codes_and_signals(lab: &mut Lab) {
     let cell = lab.launch().await;
     let end = |ran: &super::Ran| {
         (
@@ -41,17 +41,17 @@ pub async fn commands_say_how_they_ended(lab: &mut Lab) {
     assert_eq!((ran.out().as_str(), ran.exited.exit_code), ("42", 5));
 }
 
-/// What the guest keeps ready for the next command is a process like others: who kills or stops
-/// them all must not keep the next command from running.
-pub async fn the_next_command_runs_whatever_was_killed(lab: &mut Lab) {
+/// The guest's pre-forked supervisor is a process like others: killing or stopping all processes must
+/// not prevent the next command.
+pub async fn a_command_runs_after_all_processes_were_killed(lab: &mut Lab) {
     let cell = lab.launch().await;
     for signal in ["KILL", "STOP"] {
-        // Later than the next is made ready.
+        // After the guest has pre-forked the next supervisor.
         let script =
             format!("(sleep 0.4; kill -{signal} -- -1; echo > {signal}) > /dev/null 2>&1 &");
         let ran = cell.host().exec(argv(&["bash", "-c", &script])).await;
         assert_eq!(ran.expect("it runs").exited.exit_code, 0);
-        // Not asked by a command, which would be killed as well.
+        // Not by a command, which would be killed as well.
         while cell.host().read(signal).await.is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -61,8 +61,8 @@ pub async fn the_next_command_runs_whatever_was_killed(lab: &mut Lab) {
     }
 }
 
-/// Both streams, all of it, in order.
-pub async fn output_comes_apart_and_whole(lab: &mut Lab) {
+/// Stdout and stderr arrive separately, complete and in order.
+pub async fn output_streams_are_separate_and_complete(lab: &mut Lab) {
     let cell = lab.launch().await;
     let ran = cell.sh("echo out; echo err >&2").await;
     assert_eq!(
@@ -89,7 +89,7 @@ pub async fn output_comes_apart_and_whole(lab: &mut Lab) {
     assert_eq!(ran.stderr, b"done\n");
 }
 
-/// Standard input, up to its end.
+/// Standard input reaches the command, up to EOF.
 pub async fn input_reaches_the_command(lab: &mut Lab) {
     let cell = lab.launch().await;
     let exec = Exec {
@@ -109,7 +109,7 @@ pub async fn input_reaches_the_command(lab: &mut Lab) {
     assert_eq!(cell.sh("cat; echo nothing").await.out(), "nothing");
 }
 
-/// A signal from the host.
+/// Signals that the host sends reach the command.
 pub async fn signals_reach_the_command(lab: &mut Lab) {
     let cell = lab.launch().await;
     let script = "trap 'echo caught; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
@@ -124,8 +124,8 @@ pub async fn signals_reach_the_command(lab: &mut Lab) {
     assert_eq!((ran.out().as_str(), ran.exited.exit_code), ("caught", 7));
 }
 
-/// Whatever a command started, however it hid.
-pub async fn a_timeout_ends_everything(lab: &mut Lab) {
+/// A timeout kills all descendants, also after `setsid` and double forks.
+pub async fn a_timeout_kills_the_process_tree(lab: &mut Lab) {
     let cell = lab.launch().await;
     let exec = Exec {
         timeout_ms: 700,
@@ -139,8 +139,8 @@ pub async fn a_timeout_ends_everything(lab: &mut Lab) {
     assert_eq!(cell.sh("echo alive").await.out(), "alive");
 }
 
-/// The same when the host goes away.
-pub async fn cancelling_ends_everything(lab: &mut Lab) {
+/// The same when the host closes the connection.
+pub async fn cancelling_kills_the_process_tree(lab: &mut Lab) {
     let cell = lab.launch().await;
     let call = Call::Exec(sh("(setsid sleep 62.5 &); sleep 62.5"));
     let end = cell.host().call(call).await;
@@ -149,8 +149,8 @@ pub async fn cancelling_ends_everything(lab: &mut Lab) {
     cell.host().wait_for("62.5", 0).await;
 }
 
-/// Only a command's end by itself leaves others alone.
-pub async fn what_runs_in_the_background_stays(lab: &mut Lab) {
+/// Background processes of a command that exits by itself keep running.
+pub async fn background_processes_survive_their_command(lab: &mut Lab) {
     let cell = lab.launch().await;
     cell.sh("setsid sleep 63.5 >/dev/null 2>&1 &").await;
     cell.host().wait_for("63.5", 1).await;
@@ -163,7 +163,7 @@ pub async fn what_runs_in_the_background_stays(lab: &mut Lab) {
     assert_eq!(zombies.out(), "");
 }
 
-/// What the host may let go of and come back to.
+/// The host can disconnect from a detached run and attach again.
 pub async fn detached_runs_outlive_their_connection(lab: &mut Lab) {
     let cell = lab.launch().await;
     let start = StartRun {
@@ -199,8 +199,8 @@ pub async fn detached_runs_outlive_their_connection(lab: &mut Lab) {
     }
 }
 
-/// Root, and somebody who is not.
-pub async fn users_are_told_apart(lab: &mut Lab) {
+/// Commands run as root or as an unprivileged user.
+pub async fn commands_run_as_the_requested_user(lab: &mut Lab) {
     let cell = lab.launch().await;
     assert_eq!(cell.sh("id -u; id -g").await.out(), "0\n0");
     let exec = Exec {
@@ -214,7 +214,7 @@ pub async fn users_are_told_apart(lab: &mut Lab) {
     assert_eq!(cell.sh("stat -c %U /home/user/mine").await.out(), "user");
 }
 
-/// What programs take for granted.
+/// `/dev`, `/proc`, writable system directories, FIFOs, links, threads and child processes work.
 pub async fn programs_see_a_whole_system(lab: &mut Lab) {
     let cell = lab.launch().await;
     let script = "
@@ -240,9 +240,12 @@ with m.Pool(2) as p: print(sum(p.map(abs, [-1, -2])))'
     );
 }
 
-/// The network has one end.
-pub async fn loopback_is_all_there_is(lab: &mut Lab) {
+/// There is no network but loopback.
+pub async fn loopback_is_the_only_network(lab: &mut Lab) {
     let cell = lab.launch().await;
+    // A new sandbox comes with the listening sockets of its egress proxy, in which connections would wait: a
+    // server that is gone has closed them.
+    drop(cell.sandbox.network().await.expect("its network"));
     let script = "python3 -c '
 import socket
 s = socket.create_server((\"127.0.0.1\", 80)); c = socket.create_connection((\"127.0.0.1\", 80), 5)
@@ -260,7 +263,7 @@ for to in (\"192.0.2.1\", \"169.254.169.254\", \"10.0.0.1\"):
     );
 }
 
-/// Programs inside talk to each other over sockets, and hand each other files.
+/// Unix sockets inside the sandbox work, including descriptor passing.
 pub async fn local_sockets_work(lab: &mut Lab) {
     let cell = lab.launch().await;
     let script = "python3 -c '

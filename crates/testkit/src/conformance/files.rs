@@ -1,12 +1,12 @@
-//! Files: the calls for them, and what is there.
+//! File calls, and which files are visible.
 
 use super::Lab;
 use super::call::{ROOT, bytes};
 use bytes::Bytes;
 use k8e_wire::proto::{self, ErrorCode, reply::Reply, request::Call};
 
-/// Write, read, list, move, remove.
-pub async fn files_come_and_go(lab: &mut Lab) {
+/// Write, read, list, move and remove files.
+pub async fn files_can_be_written_read_listed_moved_removed(lab: &mut Lab) {
     let cell = lab.launch().await;
     let (host, root) = (cell.host(), Bytes::from_static(ROOT));
     let big: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
@@ -33,6 +33,8 @@ pub async fn files_come_and_go(lab: &mut Lab) {
         root: root.clone(),
         from: bytes("a/b/big"),
         to: bytes("c"),
+        parents: false,
+        user: String::new(),
     };
     host.done(Call::Move(rename)).await.expect("moved");
     assert_eq!(
@@ -48,8 +50,8 @@ pub async fn files_come_and_go(lab: &mut Lab) {
     assert_eq!(cell.sh("ls /workspace").await.out(), "c");
 }
 
-/// Not out of the root of the calls, whatever was put there.
-pub async fn links_do_not_lead_out(lab: &mut Lab) {
+/// File calls do not follow symbolic links out of the root.
+pub async fn symlinks_do_not_escape_the_root(lab: &mut Lab) {
     let cell = lab.launch().await;
     cell.sh("ln -s /etc/passwd out; ln -s c in; echo ok > c; ln -s .. up; ln -s /workspace/c abs")
         .await;
@@ -63,7 +65,7 @@ pub async fn links_do_not_lead_out(lab: &mut Lab) {
     }
 }
 
-/// The host's programs are; its secrets are not.
+/// Programs of the host are visible; its other files are not.
 pub async fn the_hosts_files_are_not_there(lab: &mut Lab) {
     let cell = lab.launch().await;
     let script = "ls /etc/shadow /etc/ssh /var/lib/dpkg /boot /home/* /root /srv 2>/dev/null | grep -v -e : -e ^$ -e ^user$; ls -d /usr/bin/env";

@@ -1,4 +1,4 @@
-//! Terminals: what a kernel must be able to do for them.
+//! Pseudo-terminals: resizing, control characters, foreground process group, end.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "a test knows the replies it wants"
@@ -33,7 +33,7 @@ impl<'a> Terminal<'a> {
         let mut end = host.call(Call::CreateTerminal(create)).await;
         let first = end.replies.next().await.expect("a reply");
         assert!(matches!(first, Reply::Started(_)), "{first:?}");
-        // The connection goes, the terminal stays.
+        // The terminal outlives the connection that created it.
         drop(end);
         let attach = Call::AttachTerminal(AttachTerminal { id: id() });
         let mut reader = host.call(attach).await;
@@ -46,7 +46,7 @@ impl<'a> Terminal<'a> {
         }
     }
 
-    /// Reads until it said that.
+    /// Reads until the output contains `text`.
     async fn until(&mut self, text: &str) {
         while !self.said.contains(text) {
             match self.reader.replies.next().await.expect("a reply") {
@@ -107,8 +107,8 @@ fn id() -> String {
 
 const SHELL: [&str; 5] = ["bash", "--norc", "--noprofile", "--noediting", "-i"];
 
-/// A size that changes, a control character that interrupts, an exit code.
-pub async fn terminals_are_terminals(lab: &mut Lab) {
+/// Resizing, interrupt by control character, exit code.
+pub async fn terminals_support_resize_and_control_characters(lab: &mut Lab) {
     let cell = lab.launch().await;
     let mut terminal = Terminal::open(cell.host(), &SHELL).await;
     terminal
@@ -129,8 +129,8 @@ pub async fn terminals_are_terminals(lab: &mut Lab) {
     assert_eq!(terminal.exited().await.exit_code, 6);
 }
 
-/// Which group it is, and that signals reach it.
-pub async fn the_foreground_is_known(lab: &mut Lab) {
+/// The foreground process group is reported, and signals reach it.
+pub async fn the_foreground_process_group_is_known(lab: &mut Lab) {
     let cell = lab.launch().await;
     let mut terminal = Terminal::open(cell.host(), &SHELL).await;
     terminal.write("echo re''ady\n").await;
@@ -160,8 +160,8 @@ pub async fn the_foreground_is_known(lab: &mut Lab) {
     cell.host().wait_for("67.5", 0).await;
 }
 
-/// Whatever its command started, however it hid.
-pub async fn terminals_end_whole(lab: &mut Lab) {
+/// All descendants of the command are killed, also after `setsid` and double forks.
+pub async fn ending_a_terminal_kills_its_process_tree(lab: &mut Lab) {
     let cell = lab.launch().await;
     let script =
         "trap '' TERM HUP; (setsid sleep 68.5 &); sleep 68.5 & while :; do sleep 68.5; done";

@@ -3,7 +3,7 @@
 pub struct Request {
     #[prost(
         oneof = "request::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 30, 31"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 30, 31, 32, 40, 41, 33"
     )]
     pub call: ::core::option::Option<request::Call>,
 }
@@ -59,17 +59,25 @@ pub mod request {
         EndProcesses(super::EndProcesses),
         #[prost(message, tag = "31")]
         Forward(super::Forward),
+        #[prost(message, tag = "32")]
+        KillLargest(super::KillLargest),
+        #[prost(message, tag = "40")]
+        SaveTree(super::SaveTree),
+        #[prost(message, tag = "41")]
+        RestoreTree(super::RestoreTree),
+        #[prost(message, tag = "33")]
+        CloseListener(super::CloseListener),
     }
 }
-/// What the host sends after the Request of Exec, WriteFile and Forward.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// What the host sends after the Request of Exec, WriteFile, Forward, SaveTree and RestoreTree.
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Input {
-    #[prost(oneof = "input::Input", tags = "1, 2, 3")]
+    #[prost(oneof = "input::Input", tags = "1, 2, 3, 40, 41, 42")]
     pub input: ::core::option::Option<input::Input>,
 }
 /// Nested message and enum types in `Input`.
 pub mod input {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Input {
         /// Standard input of the command, the next bytes of the file, or those for the service.
         #[prost(bytes, tag = "1")]
@@ -80,6 +88,14 @@ pub mod input {
         /// A signal for the command's process group (Exec only).
         #[prost(int32, tag = "3")]
         Signal(i32),
+        /// SaveTree: answers a TreeEntries.
+        #[prost(message, tag = "40")]
+        TreeWants(super::TreeWants),
+        /// RestoreTree: what to make, and the bytes of its files.
+        #[prost(message, tag = "41")]
+        TreeEntries(super::TreeEntries),
+        #[prost(message, tag = "42")]
+        TreePieces(super::TreePieces),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -88,7 +104,7 @@ pub struct End {}
 pub struct Reply {
     #[prost(
         oneof = "reply::Reply",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 30, 31"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 30, 31, 32, 40, 41, 42, 43"
     )]
     pub reply: ::core::option::Option<reply::Reply>,
 }
@@ -129,6 +145,16 @@ pub mod reply {
         /// Forward: the service sends no more.
         #[prost(message, tag = "31")]
         End(super::End),
+        #[prost(message, tag = "32")]
+        Killed(super::Killed),
+        #[prost(message, tag = "40")]
+        TreeBegun(super::TreeBegun),
+        #[prost(message, tag = "41")]
+        TreeEntries(super::TreeEntries),
+        #[prost(message, tag = "42")]
+        TreePieces(super::TreePieces),
+        #[prost(message, tag = "43")]
+        TreeDone(super::TreeDone),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -248,6 +274,10 @@ pub struct Exited {
     pub stdout_truncated: bool,
     #[prost(bool, tag = "8")]
     pub stderr_truncated: bool,
+    /// The process limit was reached while it ran, where the kernel inside keeps that limit (gVisor) and
+    /// the host cannot count.
+    #[prost(bool, tag = "9")]
+    pub pids_limit_reached: bool,
 }
 /// Starts a command that does not end with its connection, then as AttachRun. Ids are the host's, up
 /// to 64 bytes.
@@ -404,6 +434,10 @@ pub struct WriteFile {
     /// Permission bits; 0 keeps those of an existing file, or is 0644.
     #[prost(uint32, tag = "4")]
     pub mode: u32,
+    /// The owner of a new file and of new directories above it, and then of an existing file too: a name of /etc/passwd
+    /// or a number. Empty: root, or the owner of the existing file.
+    #[prost(string, tag = "5")]
+    pub user: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListFiles {
@@ -418,6 +452,9 @@ pub struct ListFiles {
     pub since_unix_s: i64,
     #[prost(uint64, tag = "5")]
     pub entries_max: u64,
+    /// Levels of a recursive listing: 1 is the directory's own entries. 0 is no limit but the guest's own.
+    #[prost(uint32, tag = "6")]
+    pub depth: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Stat {
@@ -439,6 +476,9 @@ pub struct MakeDir {
     pub parents: bool,
     #[prost(uint32, tag = "4")]
     pub mode: u32,
+    /// The owner of what is made, as in WriteFile; empty is root.
+    #[prost(string, tag = "5")]
+    pub user: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Move {
@@ -448,6 +488,12 @@ pub struct Move {
     pub from: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "3")]
     pub to: ::prost::bytes::Bytes,
+    /// Make the directories above the destination.
+    #[prost(bool, tag = "4")]
+    pub parents: bool,
+    /// Their owner, as in WriteFile; empty is root.
+    #[prost(string, tag = "5")]
+    pub user: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Remove {
@@ -516,6 +562,130 @@ pub struct EndProcesses {
     #[prost(bytes = "bytes", tag = "1")]
     pub env: ::prost::bytes::Bytes,
 }
+/// Out-of-memory killer, where the host's would kill the kernel inside (gVisor): kills the processes with the
+/// largest resident sets, largest first, until together they have `bytes`; at least one, if there is any.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KillLargest {
+    #[prost(uint64, tag = "1")]
+    pub bytes: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Killed {
+    #[prost(uint32, tag = "1")]
+    pub processes: u32,
+    /// Their resident sets together.
+    #[prost(uint64, tag = "2")]
+    pub rss_bytes: u64,
+}
+/// Sends a tree: TreeBegun, then TreeEntries, parents before what is in them; the host answers each with TreeWants, and
+/// the guest sends the wanted files as TreePieces before the next TreeEntries. TreeDone is last.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SaveTree {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub root: ::prost::bytes::Bytes,
+    /// All processes but the guest are stopped from the beginning to the end, so that no file changes. Without it, a file
+    /// may change while it is sent.
+    #[prost(bool, tag = "2")]
+    pub stop: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TreeBegun {
+    /// The guest's clock (CLOCK_REALTIME) before anything was read.
+    #[prost(sint64, tag = "1")]
+    pub now_unix_ns: i64,
+    /// A file whose change time is the same later has the same bytes.
+    #[prost(bool, tag = "2")]
+    pub ctimes: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TreeEntry {
+    /// Relative to the root; empty for the root itself, which comes first.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub path: ::prost::bytes::Bytes,
+    #[prost(enumeration = "TreeKind", tag = "2")]
+    pub kind: i32,
+    /// Permission bits.
+    #[prost(uint32, tag = "3")]
+    pub mode: u32,
+    #[prost(uint32, tag = "4")]
+    pub uid: u32,
+    #[prost(uint32, tag = "5")]
+    pub gid: u32,
+    #[prost(sint64, tag = "6")]
+    pub mtime_unix_ns: i64,
+    #[prost(sint64, tag = "7")]
+    pub ctime_unix_ns: i64,
+    #[prost(uint64, tag = "8")]
+    pub ino: u64,
+    /// Of a file, with holes.
+    #[prost(uint64, tag = "9")]
+    pub size: u64,
+    /// Of a symbolic link, or the path of the file that a hard link is another name of, which came before.
+    #[prost(bytes = "bytes", tag = "10")]
+    pub target: ::prost::bytes::Bytes,
+    #[prost(message, repeated, tag = "11")]
+    pub xattrs: ::prost::alloc::vec::Vec<TreeXattr>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TreeXattr {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub name: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub value: ::prost::bytes::Bytes,
+}
+/// At most 256, and 256 KiB of names, links and attributes.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TreeEntries {
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<TreeEntry>,
+}
+/// One byte for each entry of the last TreeEntries: 1 for a file whose bytes are wanted, else 0.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TreeWants {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub wanted: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TreePiece {
+    /// Which entry of the last TreeEntries. Files come in their order.
+    #[prost(uint32, tag = "1")]
+    pub index: u32,
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+    /// What is between two pieces of a file is a hole.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub data: ::prost::bytes::Bytes,
+    /// The file has no more pieces; its size then.
+    #[prost(uint64, optional, tag = "4")]
+    pub end: ::core::option::Option<u64>,
+}
+/// At most 256 KiB of data.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TreePieces {
+    #[prost(message, repeated, tag = "1")]
+    pub pieces: ::prost::alloc::vec::Vec<TreePiece>,
+}
+/// Makes the content of a directory be what the TreeEntries and TreePieces say, until `end`: it is made beside the old
+/// content and then takes its place. On failure the old content is still there.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RestoreTree {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub root: ::prost::bytes::Bytes,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TreeDone {
+    /// How long the processes were stopped.
+    #[prost(uint64, tag = "1")]
+    pub stopped_us: u64,
+    /// Sockets and devices, which are not sent.
+    #[prost(uint64, tag = "2")]
+    pub skipped: u64,
+}
+/// For a checkpoint, which cannot hold a socket of the host's (gVisor): closes the listening socket, and binds it again,
+/// under its other name, when the host lets the guest write to the socket's directory. Refused while other calls are
+/// open. Done when the socket is closed; the connection of this call closes right after.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CloseListener {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ErrorCode {
@@ -637,6 +807,44 @@ impl FileType {
             "FILE_TYPE_DIRECTORY" => Some(Self::Directory),
             "FILE_TYPE_SYMLINK" => Some(Self::Symlink),
             "FILE_TYPE_OTHER" => Some(Self::Other),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TreeKind {
+    Unspecified = 0,
+    File = 1,
+    Directory = 2,
+    Symlink = 3,
+    HardLink = 4,
+    Fifo = 5,
+}
+impl TreeKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TREE_KIND_UNSPECIFIED",
+            Self::File => "TREE_KIND_FILE",
+            Self::Directory => "TREE_KIND_DIRECTORY",
+            Self::Symlink => "TREE_KIND_SYMLINK",
+            Self::HardLink => "TREE_KIND_HARD_LINK",
+            Self::Fifo => "TREE_KIND_FIFO",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TREE_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "TREE_KIND_FILE" => Some(Self::File),
+            "TREE_KIND_DIRECTORY" => Some(Self::Directory),
+            "TREE_KIND_SYMLINK" => Some(Self::Symlink),
+            "TREE_KIND_HARD_LINK" => Some(Self::HardLink),
+            "TREE_KIND_FIFO" => Some(Self::Fifo),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
-//! Which devices the processes of a group can open: those that are safe for anybody, and no other.
+//! Device access of a group: an allow list of harmless character devices.
 //!
-//! A sandbox has no node of any other device and may make none. This is what holds if it gets one:
-//! v1 has a controller for it, v2 a program that the kernel asks.
+//! A sandbox has no node of any other device and cannot make one. This also holds should it get one:
+//! v1 has the devices controller, v2 an eBPF program of type `CGROUP_DEVICE`.
 
 use super::{Join, TASKS};
 use crate::DriverError;
@@ -11,14 +11,14 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
-/// A character device: its major number, and its minor one unless any will do.
+/// A character device: its major number, and its minor number (none: any).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Device {
     major: u32,
     minor: Option<u32>,
 }
 
-/// null, zero, full, random, urandom, tty, ptmx, and the terminals themselves.
+/// null, zero, full, random, urandom, tty, ptmx, and PTYs.
 const SAFE: [Device; 8] = [
     Device::new(1, 3),
     Device::new(1, 5),
@@ -33,10 +33,10 @@ const SAFE: [Device; 8] = [
     },
 ];
 
-/// What gVisor needs when it runs code with the processor's virtualization.
+/// What gVisor's KVM platform needs.
 pub(crate) const KVM: Device = Device::new(10, 232);
 
-/// What is needed to restrict a group, opened while the host's file system can be seen.
+/// Handles that are needed to restrict a group, opened while the host's file system is visible.
 #[derive(Debug)]
 pub(crate) enum DeviceAccess {
     /// v1: the group's files.
@@ -61,7 +61,7 @@ impl Device {
         }
     }
 
-    /// As the controller of v1 reads it: may be read and written, not made.
+    /// A rule of the v1 controller: read and write, no mknod.
     fn rule(self) -> String {
         match self.minor {
             Some(minor) => format!("c {}:{minor} rw", self.major),
@@ -73,7 +73,7 @@ impl Device {
 // === impl Join ===
 
 impl Join {
-    /// For [`DeviceAccess::restrict`], later.
+    /// Opens what [`DeviceAccess::restrict`] needs later.
     pub(crate) fn devices(&self) -> Result<DeviceAccess, DriverError> {
         match self {
             Self::Write(groups) => match &groups.devices {
@@ -84,7 +84,7 @@ impl Join {
                 }),
                 None => Ok(DeviceAccess::Unlimited),
             },
-            Self::Born(dir) => {
+            Self::CloneInto(dir) => {
                 let step = DriverError::step("open", dir.display().to_string());
                 Ok(DeviceAccess::V2(File::open(dir).map_err(step)?.into()))
             }
@@ -110,7 +110,7 @@ impl DeviceAccess {
             Self::V2(group) => {
                 let program = program(devices());
                 match sys::attach_device_program(group.as_fd(), &program) {
-                    // A kernel without programs for control groups.
+                    // A kernel without eBPF for control groups.
                     Err(error)
                         if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL)) =>
                     {
@@ -133,23 +133,23 @@ fn restrict_v1<'a>(
 ) -> io::Result<()> {
     deny.write_all(b"a")?;
     for device in devices {
-        // One rule with each write.
+        // The kernel takes one rule per write.
         allow.write_all(device.rule().as_bytes())?;
     }
     tasks.write_all(b"0")
 }
 
-/// Where the kernel tells such a program what is asked for: kind and access in one word, and the numbers.
+/// Offsets in `struct bpf_cgroup_dev_ctx`: type and access in one word, and the device numbers.
 const ACCESS_OFFSET: i16 = 0;
 const MAJOR_OFFSET: i16 = 4;
 const MINOR_OFFSET: i16 = 8;
 
-/// In that word: a character device, and that a node is to be made.
+/// In that word: a character device, and mknod.
 const KIND_MASK: i32 = 0xffff;
 const KIND_CHARACTER: i32 = 2;
 const ACCESS_MAKE: i32 = 1 << 16;
 
-/// Registers: the answer, what is asked for, and what is read of it.
+/// Registers: the result, the context, and the fields read from it.
 const ANSWER: u8 = 0;
 const CONTEXT: u8 = 1;
 const ACCESS: u8 = 2;
@@ -157,7 +157,7 @@ const MAJOR: u8 = 3;
 const MINOR: u8 = 4;
 const KIND: u8 = 5;
 
-/// Answers 1 for these devices, and 0 for all others.
+/// An eBPF program that returns 1 (allow) for these devices, and 0 for all others.
 fn program<'a>(devices: impl Iterator<Item = &'a Device>) -> Vec<BpfInstruction> {
     use BpfInstruction as I;
     let number = |number: u32| i32::try_from(number).expect("device numbers have 20 bits");
@@ -203,7 +203,7 @@ mod tests {
                   mknod /tmp/k8e-node-$$ c 1 3 2>/dev/null && { echo made; rm /tmp/k8e-node-$$; }; true";
         let access = join.devices().unwrap();
         if let DeviceAccess::V2(_) = access {
-            // Nobody is born there: the shell goes in by itself.
+            // No process is cloned into it: the shell joins by itself.
             access.restrict(more).unwrap();
             let enter = format!("echo 0 > {}/cgroup.procs; {sh}", dir.display());
             let out = Command::new("sh").args(["-c", &enter]).output().unwrap();
@@ -253,7 +253,7 @@ mod tests {
             assert_eq!(opened(&dir, &join, &more), format!("{ALL}loop-control\n"));
         }
         if let Some(dir) = v2 {
-            let join = Join::Born(dir.clone());
+            let join = Join::CloneInto(dir.clone());
             assert_eq!(opened(&dir, &join, &[]), ALL);
             let more = [Device::new(10, 237)];
             assert_eq!(opened(&dir, &join, &more), format!("{ALL}loop-control\n"));

@@ -1,10 +1,10 @@
-//! How much a sandbox may do on disks, in operations and bytes a second.
+//! Disk I/O limits (cgroup v1 blkio, v2 io): IOPS and bytes per second.
 //!
-//! The limit is the group's, for each disk: the loop device of its image, and the disks below that and
-//! below the host's programs. Reading and writing are counted apart.
+//! Limits are set per group and block device: the loop device of its image, and the disks below that and
+//! below the host's programs. Reads and writes are counted apart.
 //!
-//! v1 counts for a group what its own processes wait for: reads, direct and synchronous writes. What
-//! the kernel writes back later belongs to nobody there. v2 counts all of it.
+//! v1 charges a group with the I/O of its own processes: reads, direct and synchronous writes. Writeback by
+//! the kernel is charged to no group there. v2 charges all of it.
 
 use super::{BLKIO, Cgroups, IO, Join, Version, put};
 use crate::DriverError;
@@ -13,16 +13,16 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// What one sandbox may do on one disk; for reading and for writing, each.
+/// Limits of one sandbox on one disk; the same for reads and for writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskRate {
-    /// Operations a second.
+    /// I/O operations per second.
     pub operations: u64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes: u64,
 }
 
-/// A disk, as the kernel numbers it.
+/// Device number (major, minor) of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DiskNumber {
     major: u32,
@@ -32,7 +32,7 @@ pub(crate) struct DiskNumber {
 // === impl DiskRate ===
 
 impl Default for DiskRate {
-    /// What no ordinary program needs, and a disk of a server can do for several sandboxes.
+    /// The default: more than ordinary programs need, and what a server's disk can do for several sandboxes.
     fn default() -> Self {
         Self {
             operations: 10_000,
@@ -44,13 +44,13 @@ impl Default for DiskRate {
 // === impl DiskNumber ===
 
 impl DiskNumber {
-    /// Of the file system that `path` is on; none when that is on no disk of its own (tmpfs, btrfs,
+    /// The disk of the file system of `path`; none when that has no block device (tmpfs, btrfs,
     /// overlay, NFS).
     pub(crate) fn below(path: &Path) -> Option<Self> {
         let device = fs::metadata(path).ok()?.dev();
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let sys = format!("/sys/dev/block/{major}:{minor}");
-        // Of a partition: limits are the whole disk's.
+        // Of a partition: limits are set on the whole disk.
         let name = match fs::exists(format!("{sys}/partition")) {
             Ok(true) => format!("{sys}/../dev"),
             _ => format!("{sys}/dev"),
@@ -73,7 +73,7 @@ impl std::fmt::Display for DiskNumber {
 // === impl Join ===
 
 impl Join {
-    /// Limits what the group does on these disks, where that can be done.
+    /// Limits the group on these disks, where the controller is available.
     pub(crate) fn limit_disks(
         &self,
         rate: DiskRate,
@@ -97,7 +97,7 @@ impl Join {
                         }
                     }
                 }
-                Self::Born(dir) => {
+                Self::CloneInto(dir) => {
                     if dir.join("io.max").exists() {
                         let limits = format!(
                             "{disk} rbps={bytes} wbps={bytes} riops={operations} wiops={operations}"
@@ -114,7 +114,7 @@ impl Join {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// What the limits on disks do not hold here, as a sentence.
+    /// Which disk I/O limits are not enforced here, as a sentence.
     pub(crate) fn weaker_disks(&self) -> Option<String> {
         match self.version {
             Version::V1 if !self.has(BLKIO) => Some(
@@ -144,10 +144,10 @@ mod tests {
     const DISK: DiskNumber = DiskNumber { major: 7, minor: 3 };
 
     #[test]
-    fn either_version_is_told_what_it_understands() {
+    fn limits_are_written_in_the_format_of_each_version() {
         let dir = tempfile::tempdir().unwrap();
         let at = |file: &str| dir.path().join(file);
-        let v2 = Join::Born(dir.path().to_owned());
+        let v2 = Join::CloneInto(dir.path().to_owned());
         v2.limit_disks(RATE, [DISK]).unwrap();
         assert!(!at("io.max").exists(), "no controller, no file");
         fs::write(at("io.max"), "").unwrap();

@@ -1,13 +1,13 @@
-//! System calls that neither the launcher nor anything it starts ever needs, refused for good.
+//! seccomp deny list of the launcher: system calls that neither it nor its children ever need.
 //!
-//! A list of what is refused and not of what is allowed: the filter is inherited by runsc and by
-//! every sandbox, which have lists of their own.
+//! A deny list and not an allow list: the filter is inherited by runsc and by
+//! every sandbox, which have allow lists.
 
 use crate::DriverError;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 use std::io;
 
-/// Each would let code that took over the launcher get at the kernel or at other processes' memory.
+/// Each would give a compromised launcher access to the kernel or to other processes' memory.
 const REFUSED: &[i64] = &[
     libc::SYS_init_module,
     libc::SYS_finit_module,
@@ -45,7 +45,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_modify_ldt,
 ];
 
-/// Installs the filter on this process, which has one thread, and on all that it will start.
+/// Installs the filter on this process, which is single-threaded, and on its future children.
 pub(super) fn refuse_calls() -> Result<(), DriverError> {
     let failed = |error: String| DriverError::step("apply", "seccomp")(io::Error::other(error));
     let filter = compile().map_err(|error| failed(error.to_string()))?;

@@ -4,20 +4,24 @@
 //! A request names a sandbox by driver and id and never a path, a pid, a user or a program: those
 //! the launcher knows itself. What the types cannot say, [`Request::check`] does.
 
-use super::Failure;
-use crate::SandboxSpec;
+use super::{Class, Failure};
 use crate::gvisor::Platform;
 use crate::local::cgroup::io::DiskRate;
 use crate::local::kind::Kind;
-use k8e_model::{Limits, SandboxId, Template};
+use crate::{LayerSize, SandboxSpec};
+use k8e_image::Compression;
+use k8e_model::{Digest, IMAGE_LAYERS_MAX, Limits, SandboxId, Template};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
-/// Ids in one answer to [`Request::List`]. Every id at its longest fits in a message.
+/// Bound on the ids in one answer to [`Request::List`]: every id at its longest fits in a message.
 pub(crate) const LIST_IDS_MAX: usize = 1024;
+
+/// Layers in one answer to [`Request::ListLayers`].
+pub(crate) const LIST_LAYERS_MAX: usize = 1024;
 
 /// What the launcher is started with, by the server while that is still root.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -25,19 +29,21 @@ pub(crate) const LIST_IDS_MAX: usize = 1024;
 pub(crate) struct Start {
     /// The data directory, absolute.
     pub(crate) data_dir: PathBuf,
-    /// Keep what sandboxes write in memory, also where there are loop devices.
+    /// Keep the writable layer in memory (tmpfs) also where there are loop devices.
     pub(crate) memory_disks: bool,
-    /// What one sandbox may do on disks.
+    /// Disk I/O limits of one sandbox.
     pub(crate) disk_rate: DiskRate,
-    /// No sandbox gets more than this.
+    /// Maximum limits of a sandbox.
     pub(crate) limits_max: Limits,
     /// The group of the server's process, which may connect to guests.
     pub(crate) server_gid: u32,
     /// The Unix socket that the server listens on, which it cannot remove itself.
     pub(crate) socket: Option<SocketFile>,
+    /// The runsc to use, instead of one that is found.
+    pub(crate) runsc: Option<PathBuf>,
 }
 
-/// A file, and not another one that has its name by now.
+/// A file by path and inode: not another file that has its name by now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SocketFile {
@@ -46,10 +52,10 @@ pub(crate) struct SocketFile {
     inode: u64,
 }
 
-/// What the launcher says first: what this machine can do.
+/// The launcher's first message: features of this machine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ready {
-    /// Whether sandboxes can have a network that leads to a gate.
+    /// Whether sandboxes can have a network whose only peer is the egress gate.
     pub(crate) has_network: bool,
     /// What sandboxes of any driver lack here, one sentence each.
     pub(crate) weaker: Vec<String>,
@@ -61,84 +67,140 @@ pub(crate) struct Ready {
 pub(crate) enum Request {
     /// Make a sandbox. Answered by [`Answer::Sandbox`] when its guest listens.
     Launch {
-        /// By which driver.
+        /// Its driver.
         kind: Kind,
-        /// With which id, template and limits.
+        /// Its id, template and limits.
         spec: SandboxSpec,
-        /// For gVisor: how it gets hold of system calls.
+        /// gVisor platform: how the sentry intercepts system calls.
         platform: Platform,
     },
-    /// Find out whether gVisor can make a sandbox here. Answered by [`Answer::Done`].
+    /// Try out whether gVisor can make a sandbox here. Answered by [`Answer::Done`].
     TryGvisor {
-        /// How it gets hold of system calls.
+        /// gVisor platform: how the sentry intercepts system calls.
         platform: Platform,
     },
-    /// Hand over a sandbox of an earlier server: [`Answer::Sandbox`], or [`Answer::Gone`].
-    Adopt {
-        /// Of which driver.
-        kind: Kind,
-        /// Which.
+    /// Write a gVisor sandbox whose guest has closed its socket to disk, and end its processes: [`Answer::Done`].
+    /// When it fails, the sandbox runs on.
+    Save {
+        /// Its id.
         id: SandboxId,
     },
-    /// The ids of sandboxes of which anything is left: [`Answer::Ids`], in order, at most
+    /// Make a saved gVisor sandbox run again: [`Answer::Restored`]. Its state stays until it is forgotten.
+    Restore {
+        /// Its id.
+        id: SandboxId,
+        /// Its limits.
+        limits: Limits,
+    },
+    /// Remove the state of a gVisor sandbox that runs again: [`Answer::Done`].
+    ForgetState {
+        /// Its id.
+        id: SandboxId,
+    },
+    /// Let a gVisor sandbox run on that was to be saved: [`Answer::Done`] when its guest listens.
+    RunOn {
+        /// Its id.
+        id: SandboxId,
+    },
+    /// Adopt a sandbox of an earlier server: [`Answer::Sandbox`], [`Answer::Saved`] or [`Answer::Gone`].
+    Adopt {
+        /// Its driver.
+        kind: Kind,
+        /// Its id.
+        id: SandboxId,
+    },
+    /// The ids of sandboxes of which any resource is left: [`Answer::Ids`], in order, at most
     /// [`LIST_IDS_MAX`].
     List {
-        /// Of which driver.
+        /// Their driver.
         kind: Kind,
-        /// Only ids behind this one.
+        /// Only ids after this one (pagination).
         after: Option<SandboxId>,
     },
     /// Kill a sandbox and remove every trace of it: [`Answer::Done`].
     Remove {
-        /// Of which driver.
+        /// Its driver.
         kind: Kind,
-        /// Which.
+        /// Its id.
         id: SandboxId,
     },
-    /// Stop or continue an idle sandbox's own kernel. Not answered.
+    /// Idle stop or wake: stop or continue a separate kernel. Not answered.
     Signal {
-        /// Of which driver.
+        /// Its driver.
         kind: Kind,
-        /// Which.
+        /// Its id.
         id: SandboxId,
-        /// What to do.
+        /// `SIGSTOP` or `SIGCONT`.
         signal: IdleSignal,
     },
     /// Set other limits: [`Answer::Done`].
     SetLimits {
-        /// Of which driver.
+        /// Its driver.
         kind: Kind,
-        /// Which.
+        /// Its id.
         id: SandboxId,
-        /// The new ones.
+        /// The new limits.
         limits: Limits,
     },
-    /// Freeze every process in its control group: [`Answer::Done`] when they stand still.
-    Freeze {
-        /// Of which driver.
+    /// Kill its first process, and so all of it, because its guest frees no memory: [`Answer::Done`]. Refused
+    /// while it is frozen.
+    Kill {
+        /// Its driver.
         kind: Kind,
-        /// Which.
+        /// Its id.
         id: SandboxId,
     },
-    /// Undo [`Request::Freeze`]: [`Answer::Done`].
-    Thaw {
-        /// Of which driver.
+    /// Freeze its control group: [`Answer::Done`] when all processes are frozen.
+    Freeze {
+        /// Its driver.
         kind: Kind,
-        /// Which.
+        /// Its id.
+        id: SandboxId,
+    },
+    /// Thaw its control group: [`Answer::Done`].
+    Thaw {
+        /// Its driver.
+        kind: Kind,
+        /// Its id.
         id: SandboxId,
     },
     /// Open the gate's listening sockets in its network namespace: [`Answer::Gate`].
     OpenGate {
-        /// Of which driver.
+        /// Its driver.
         kind: Kind,
-        /// Which.
+        /// Its id.
         id: SandboxId,
     },
     /// Remove the Unix socket that the server listened on: [`Answer::Done`].
     RemoveSocket,
+    /// Unpack a layer of an image, in a confined process: [`Answer::Layer`]. A descriptor of its bytes
+    /// comes along, behind the socket for the answer.
+    UnpackLayer {
+        /// What it must be when uncompressed, and its name.
+        diff_id: Digest,
+        /// How its bytes are compressed.
+        compression: Compression,
+        /// Uncompressed, no more than this; the launcher has a maximum of its own.
+        bytes_max: u64,
+    },
+    /// What a layer takes: [`Answer::Layer`].
+    FindLayer {
+        /// Which.
+        diff_id: Digest,
+    },
+    /// The layers that are there: [`Answer::Layers`], in order, at most [`LIST_LAYERS_MAX`].
+    ListLayers {
+        /// Only those behind this one.
+        after: Option<Digest>,
+    },
+    /// Remove a layer: [`Answer::Done`].
+    RemoveLayer {
+        /// Which.
+        diff_id: Digest,
+    },
 }
 
-/// The two signals of the idle stop.
+/// The two signals of idle stop and wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum IdleSignal {
     /// `SIGSTOP`.
@@ -147,33 +209,48 @@ pub(crate) enum IdleSignal {
     Continue,
 }
 
-/// What a request is answered with.
+/// Descriptors that come with a sandbox, in this order.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Passed {
+    /// The counter of OOM kills.
+    pub(crate) memory_events: bool,
+    /// The counter of refused forks.
+    pub(crate) pids_events: bool,
+    /// Two, for sandboxes with a separate kernel: total memory usage, and its parts.
+    pub(crate) memory_use: bool,
+    /// The gate's sockets as in [`Answer::Gate`]: only those of a new sandbox, which saves a request.
+    pub(crate) gate: bool,
+}
+
+/// Answer to a request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// A live sandbox. Descriptors: the pidfd of its first process, then the files that count how
-    /// often limits were hit, as far as they exist.
-    Sandbox {
-        /// Whether the file that counts out-of-memory kills is among them.
-        memory_events: bool,
-        /// Whether the file that counts refused forks is among them.
-        pids_events: bool,
-    },
+    /// A live sandbox. Descriptors: the pidfd of its first process, then those that [`Passed`] lists.
+    Sandbox(Passed),
+    /// A sandbox that runs again, with the descriptors of [`Answer::Sandbox`]; why it has only its files, if so.
+    Restored(Passed, Option<String>),
+    /// A sandbox that is saved: it has no processes.
+    Saved,
     /// No such sandbox, or a dead one.
     Gone,
     /// Ids of sandboxes.
     Ids(Vec<SandboxId>),
     /// The gate's sockets come along, in the order of `k8e_egress::Sockets`.
     Gate,
+    /// What a layer takes; none when it is not there.
+    Layer(Option<LayerSize>),
+    /// Layers of images.
+    Layers(Vec<Digest>),
     /// It was done.
     Done,
-    /// It was not.
+    /// Failure.
     Failed(Failure),
 }
 
 // === impl SocketFile ===
 
 impl SocketFile {
-    /// The one that is there now.
+    /// The file that is there now.
     pub(crate) fn find(path: PathBuf) -> io::Result<Self> {
         let meta = fs::symlink_metadata(&path)?;
         Ok(Self {
@@ -183,7 +260,7 @@ impl SocketFile {
         })
     }
 
-    /// Removes it, unless it is gone or another.
+    /// Removes it, unless it is gone or was replaced.
     pub(crate) fn remove(&self) -> io::Result<()> {
         match Self::find(self.path.clone()) {
             Ok(there) if there == *self => fs::remove_file(&self.path),
@@ -196,7 +273,7 @@ impl SocketFile {
 // === impl Request ===
 
 impl Request {
-    /// Reads one from bytes that the server sent, and checks it.
+    /// Decodes and checks a request from the server.
     pub(crate) fn parse(bytes: &[u8], limits_max: &Limits) -> Result<Self, String> {
         let request: Self =
             serde_json::from_slice(bytes).map_err(|error| format!("not a request: {error}"))?;
@@ -204,22 +281,61 @@ impl Request {
         Ok(request)
     }
 
-    /// What the types do not say: no limit is above the maximum that the launcher was started with.
+    /// Its concurrency class; none when the launcher serves it without a fork.
+    pub(crate) fn class(&self) -> Option<Class> {
+        match self {
+            Self::Launch { .. }
+            | Self::TryGvisor { .. }
+            | Self::Save { .. }
+            | Self::Restore { .. } => Some(Class::Launch),
+            Self::Remove { .. } | Self::ForgetState { .. } => Some(Class::Removal),
+            Self::UnpackLayer { .. } | Self::RemoveLayer { .. } => Some(Class::Layer),
+            Self::Freeze { .. }
+            | Self::OpenGate { .. }
+            | Self::RunOn { .. }
+            | Self::Adopt { .. } => Some(Class::Other),
+            Self::List { .. }
+            | Self::Signal { .. }
+            | Self::SetLimits { .. }
+            | Self::Kill { .. }
+            | Self::Thaw { .. }
+            | Self::FindLayer { .. }
+            | Self::ListLayers { .. }
+            | Self::RemoveSocket => None,
+        }
+    }
+
+    /// Checks that the types cannot express: no limit is above the maximum that the launcher was started with.
     fn check(&self, limits_max: &Limits) -> Result<(), String> {
         let limits = match self {
             Self::Launch { spec, .. } => {
-                let Template::Host = spec.template;
+                let layers = spec.layers.len();
+                let fits = match spec.template {
+                    Template::Host => layers == 0,
+                    Template::Image { .. } => (1..=IMAGE_LAYERS_MAX).contains(&layers),
+                };
+                if !fits {
+                    return Err("a number of layers that its template cannot have".to_owned());
+                }
                 &spec.limits
             }
-            Self::SetLimits { limits, .. } => limits,
+            Self::SetLimits { limits, .. } | Self::Restore { limits, .. } => limits,
             Self::TryGvisor { .. }
+            | Self::Save { .. }
+            | Self::ForgetState { .. }
+            | Self::RunOn { .. }
             | Self::Adopt { .. }
             | Self::List { .. }
             | Self::Remove { .. }
             | Self::Signal { .. }
+            | Self::Kill { .. }
             | Self::Freeze { .. }
             | Self::Thaw { .. }
             | Self::OpenGate { .. }
+            | Self::UnpackLayer { .. }
+            | Self::FindLayer { .. }
+            | Self::ListLayers { .. }
+            | Self::RemoveLayer { .. }
             | Self::RemoveSocket => return Ok(()),
         };
         let within = [
@@ -240,10 +356,10 @@ pub(crate) mod fuzzing {
     use super::Request;
     use k8e_model::Limits;
 
-    /// What of a request can be checked from outside.
+    /// The parts of a request that the fuzz target checks.
     #[derive(Debug)]
     pub struct Read {
-        /// The request, written again.
+        /// The request, encoded again.
         pub json: String,
         /// Every id that it names.
         pub sandboxes: Vec<String>,
@@ -251,7 +367,7 @@ pub(crate) mod fuzzing {
         pub limits: Option<Limits>,
     }
 
-    /// Reads a request as the launcher does.
+    /// Decodes a request as the launcher does.
     ///
     /// # Errors
     ///
@@ -261,15 +377,26 @@ pub(crate) mod fuzzing {
         let json = serde_json::to_string(&request).map_err(|error| error.to_string())?;
         let (id, limits) = match request {
             Request::Launch { spec, .. } => (Some(spec.id), Some(spec.limits)),
-            Request::SetLimits { id, limits, .. } => (Some(id), Some(limits)),
+            Request::SetLimits { id, limits, .. } | Request::Restore { id, limits } => {
+                (Some(id), Some(limits))
+            }
             Request::List { after, .. } => (after, None),
             Request::Adopt { id, .. }
+            | Request::Save { id }
+            | Request::ForgetState { id }
+            | Request::RunOn { id }
             | Request::Remove { id, .. }
             | Request::Signal { id, .. }
+            | Request::Kill { id, .. }
             | Request::Freeze { id, .. }
             | Request::Thaw { id, .. }
             | Request::OpenGate { id, .. } => (Some(id), None),
-            Request::TryGvisor { .. } | Request::RemoveSocket => (None, None),
+            Request::TryGvisor { .. }
+            | Request::UnpackLayer { .. }
+            | Request::FindLayer { .. }
+            | Request::ListLayers { .. }
+            | Request::RemoveLayer { .. }
+            | Request::RemoveSocket => (None, None),
         };
         let sandboxes = id.into_iter().map(String::from).collect();
         Ok(Read {
@@ -290,6 +417,7 @@ mod tests {
             spec: SandboxSpec {
                 id: "sbx-a".parse().unwrap(),
                 template: Template::Host,
+                layers: Vec::new(),
                 limits,
             },
             platform: Platform::Systrap,
@@ -341,6 +469,8 @@ mod tests {
             r#"{"Remove":{"kind":"Native","id":"sbx-a","path":"/etc"}}"#,
             r#"{"Signal":{"kind":"Gvisor","id":"sbx-a","signal":9}}"#,
             r#"{"Run":{"program":"/bin/sh"}}"#,
+            r#"{"RemoveLayer":{"diff_id":"sha256:../../etc"}}"#,
+            r#"{"UnpackLayer":{"diff_id":"/etc","compression":"None","bytes_max":1}}"#,
             "{}",
             "",
         ] {
@@ -367,6 +497,9 @@ mod tests {
     fn a_full_list_fits_in_a_message() {
         let id: SandboxId = "a".repeat(63).parse().unwrap();
         let answer = Answer::Ids(vec![id; LIST_IDS_MAX]);
+        let bytes = serde_json::to_vec(&answer).unwrap();
+        assert!(bytes.len() < super::super::channel::MESSAGE_BYTES_MAX);
+        let answer = Answer::Layers(vec![Digest::from_bytes(&[255; 32]); LIST_LAYERS_MAX]);
         let bytes = serde_json::to_vec(&answer).unwrap();
         assert!(bytes.len() < super::super::channel::MESSAGE_BYTES_MAX);
     }

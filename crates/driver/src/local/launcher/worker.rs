@@ -1,9 +1,13 @@
-//! The worker: the launcher's process that does what the server asks for. One thread; what takes
-//! long is done by a process that it forks.
+//! The worker: the launcher's process that serves requests. One thread; requests that
+//! block are served by forked processes (builder, remover).
 
 use super::channel::Channel;
-use super::request::{Answer, IdleSignal, LIST_IDS_MAX, Ready, Request, SocketFile, Start};
+use super::concurrency::{Children, Class};
+use super::request::{
+    Answer, IdleSignal, LIST_IDS_MAX, LIST_LAYERS_MAX, Passed, Ready, Request, SocketFile, Start,
+};
 use super::{Failure, confine};
+use crate::gvisor::state::{self, Saved};
 use crate::gvisor::{self, Platform};
 use crate::local::host::Host;
 use crate::local::kind::Kind;
@@ -27,14 +31,14 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-/// First processes whose descriptors are kept; they are found by their records when it is full.
+/// Pidfds of first processes that are cached; on overflow they are found by their records.
 const KEPT_MAX: usize = 4096;
 
-/// An answer, and the descriptors that go along.
+/// An answer and its descriptors.
 type Answered = Result<(Answer, Vec<OwnedFd>), DriverError>;
 
 struct Worker {
-    /// None in processes that were forked: the server shall not take them for the worker.
+    /// None in forked processes: they must not hold the worker's channel open.
     channel: Option<Channel>,
     host: Host,
     native: Sandboxes,
@@ -47,11 +51,13 @@ struct Worker {
     _lock: OwnedFd,
     filters: Filters,
     sockets: CountedSockets,
-    /// First processes of sandboxes that were looked for before.
+    /// Cache of pidfds of first processes.
     kept: HashMap<(Kind, SandboxId), OwnedFd>,
+    /// Forked processes that have not exited.
+    children: Children,
 }
 
-/// Serves the server until it is gone.
+/// Serves requests until the server closes the channel.
 pub(super) fn serve(
     channel: Channel,
     start: Start,
@@ -72,7 +78,7 @@ pub(super) fn serve(
     };
     worker.channel = Some(channel);
     while let Some((bytes, fds)) = worker.receive().map_err(step())? {
-        worker.handle(&bytes, fds.into_iter().next());
+        worker.handle(&bytes, fds);
     }
     worker.native.close();
     worker.gvisor.close();
@@ -84,10 +90,10 @@ pub(super) fn serve(
 impl Worker {
     fn start(start: &Start, guest: OwnedFd, lock: OwnedFd) -> Result<(Self, Ready), DriverError> {
         let sockets = CountedSockets::start()?;
-        // What runsc leaves running becomes our child when runsc ends, and so is reaped.
+        // Orphans of runsc become our children (subreaper), and are reaped.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(DriverError::step("become", "a subreaper"))?;
-        // Sees unmounts of the host, shows it none of ours.
+        // A slave mount: unmounts of the host propagate here, our mounts do not propagate to the host.
         sys::unshare(UnshareFlags::NEWNS)
             .map_err(DriverError::step("make", "a mount namespace"))?;
         let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
@@ -122,6 +128,7 @@ impl Worker {
             filters,
             sockets,
             kept: HashMap::new(),
+            children: Children::default(),
         };
         Ok((worker, ready))
     }
@@ -133,13 +140,21 @@ impl Worker {
     }
 
     /// Does what one message asks for. Nothing that a message says ends the worker.
-    fn handle(&mut self, message: &[u8], reply: Option<OwnedFd>) {
+    fn handle(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
+        let mut fds = fds.into_iter();
+        let (reply, file) = (fds.next(), fds.next());
         let request = match Request::parse(message, &self.limits_max) {
             Ok(request) => request,
             Err(reason) => {
                 return answer(reply, &Answer::Failed(Failure::refused(reason)), &[]);
             }
         };
+        // Before anything is reserved for it.
+        if let Some(class) = request.class()
+            && let Err(busy) = self.children.check_room(class)
+        {
+            return answered(reply, Err(busy));
+        }
         match request {
             Request::Signal { kind, id, signal } => self.signal(kind, &id, signal),
             Request::Launch {
@@ -148,7 +163,20 @@ impl Worker {
                 platform,
             } => self.launch(reply, kind, spec, platform),
             Request::TryGvisor { platform } => self.try_gvisor(reply, platform),
-            Request::Adopt { kind, id } => answered(reply, self.adopt(kind, &id)),
+            Request::Save { id } => self.save(reply, &id),
+            Request::Restore { id, limits } => self.restore(reply, &id, &limits),
+            Request::ForgetState { id } => self.in_child(Class::Removal, reply, |worker| {
+                // Only of one that runs: the state of another is all there is of it.
+                worker.living(Kind::Gvisor, &id)?;
+                state::forget(&worker.gvisor, &id).map(done)
+            }),
+            Request::RunOn { id } => self.in_child(Class::Other, reply, |worker| {
+                state::run_on(&worker.gvisor, &id).map(done)
+            }),
+            Request::Adopt { kind, id } => match self.is_plain(kind, &id) {
+                true => answered(reply, self.adopt(kind, &id)),
+                false => self.in_child(Class::Other, reply, |worker| worker.adopt_saved(&id)),
+            },
             Request::List { kind, after } => {
                 let ids = self.of(kind).ids(after.as_ref(), LIST_IDS_MAX);
                 answered(reply, ids.map(|ids| (Answer::Ids(ids), Vec::new())));
@@ -156,20 +184,54 @@ impl Worker {
             Request::SetLimits { kind, id, limits } => {
                 answered(reply, self.set_limits(kind, &id, &limits).map(done));
             }
+            Request::Kill { kind, id } => {
+                answered(reply, self.kill(kind, &id).map(done));
+            }
             Request::Thaw { kind, id } => {
                 answered(reply, self.of(kind).group(&id).thaw().map(done));
             }
             Request::Remove { kind, id } => {
                 self.kept.remove(&(kind, id.clone()));
-                self.in_child(reply, |worker| worker.of(kind).remove(&id).map(done));
+                self.in_child(Class::Removal, reply, |worker| {
+                    worker.of(kind).remove(&id).map(done)
+                });
             }
             Request::Freeze { kind, id } => {
-                self.in_child(reply, |worker| {
+                self.in_child(Class::Other, reply, |worker| {
                     worker.of(kind).group(&id).freeze().map(done)
                 });
             }
             Request::OpenGate { kind, id } => {
-                self.in_child(reply, |worker| worker.open_gate(kind, &id));
+                self.in_child(Class::Other, reply, |worker| worker.open_gate(kind, &id));
+            }
+            Request::UnpackLayer {
+                diff_id,
+                compression,
+                bytes_max,
+            } => self.in_child(Class::Layer, reply, |worker| {
+                let missing = || DriverError::Refused("no bytes came with a layer".to_owned());
+                let blob = file.ok_or_else(missing)?;
+                let layers = worker.host.image_layers();
+                let size = layers.unpack(blob, &diff_id, compression, bytes_max)?;
+                Ok((Answer::Layer(Some(size)), Vec::new()))
+            }),
+            Request::FindLayer { diff_id } => {
+                let size = self.host.image_layers().find(&diff_id);
+                answered(reply, Ok((Answer::Layer(size), Vec::new())));
+            }
+            Request::ListLayers { after } => {
+                let layers = self
+                    .host
+                    .image_layers()
+                    .list(after.as_ref(), LIST_LAYERS_MAX);
+                answered(reply, layers.map(|all| (Answer::Layers(all), Vec::new())));
+            }
+            Request::RemoveLayer { diff_id } => {
+                // Gone for whoever asks next; what takes long comes after that.
+                let trash = self.host.image_layers().set_aside(&diff_id);
+                self.in_child(Class::Layer, reply, |worker| {
+                    worker.host.image_layers().discard(trash?).map(done)
+                });
             }
             Request::RemoveSocket => {
                 let removed = self.socket.as_ref().map_or(Ok(()), SocketFile::remove);
@@ -186,7 +248,7 @@ impl Worker {
         }
     }
 
-    /// Takes the id and a uid range, which needs the worker's own memory; a child does the rest.
+    /// Reserves the id and a uid range, which is state of the worker; a forked process does the rest.
     fn launch(
         &mut self,
         reply: Option<OwnedFd>,
@@ -198,7 +260,7 @@ impl Worker {
             Ok(base) => base,
             Err(error) => return answered(reply, Err(error)),
         };
-        self.in_child(reply, move |worker| {
+        self.in_child(Class::Launch, reply, move |worker| {
             let sandboxes = worker.of(kind);
             let started =
                 sandboxes.launch(&worker.host, &spec, uid_base, |prepared| match kind {
@@ -211,10 +273,15 @@ impl Worker {
                         native::launch::start(host, &spec, prepared, guest, confinement)
                     }
                     Kind::Gvisor => {
-                        gvisor::launch::start(&worker.host, sandboxes, &spec, prepared, platform)
+                        let host = &worker.host;
+                        let runsc = gvisor::launch::runsc(host)?;
+                        gvisor::launch::start(
+                            host, sandboxes, &spec, prepared, &runsc, platform, None,
+                        )
                     }
                 })?;
-            Ok(sandbox(sandboxes, &spec.id, started.pidfd))
+            let made = sandbox(sandboxes, kind, &spec.id, started.pidfd);
+            Ok(worker.with_gate(made, kind, &spec.id))
         });
     }
 
@@ -223,7 +290,7 @@ impl Worker {
         if let Err(error) = gvisor::launch::write_guest(&self.guest, self.gvisor.dir()) {
             return answered(reply, Err(step(error)));
         }
-        if gvisor::launch::worked_before(&self.gvisor, platform) {
+        if gvisor::launch::worked_before(&self.host, &self.gvisor, platform) {
             return answered(reply, Ok(done(())));
         }
         let spec = gvisor::launch::trial();
@@ -231,7 +298,7 @@ impl Worker {
             Ok(base) => base,
             Err(error) => return answered(reply, Err(error)),
         };
-        self.in_child(reply, move |worker| {
+        self.in_child(Class::Launch, reply, move |worker| {
             let (host, sandboxes) = (&worker.host, &worker.gvisor);
             let tried = sandboxes.try_out(host, &spec, uid_base, |prepared| {
                 gvisor::launch::try_out(host, sandboxes, &spec, prepared, platform)
@@ -240,10 +307,72 @@ impl Worker {
         });
     }
 
+    /// Its uid range stays taken by the state.
+    fn save(&mut self, reply: Option<OwnedFd>, id: &SandboxId) {
+        let record = match self.living(Kind::Gvisor, id) {
+            Ok(record) => record,
+            Err(error) => return answered(reply, Err(error)),
+        };
+        self.kept.remove(&(Kind::Gvisor, id.clone()));
+        let state = state::state_dir(&self.gvisor, id);
+        self.uids.keep(record.uid_base, state);
+        self.in_child(Class::Launch, reply, |worker| {
+            state::save(&worker.gvisor, id).map(done)
+        });
+    }
+
+    /// A launch from the copy of a state.
+    fn restore(&mut self, reply: Option<OwnedFd>, id: &SandboxId, limits: &Limits) {
+        let Some(saved) = Saved::read(&self.gvisor, id) else {
+            let error = io::Error::from(io::ErrorKind::NotFound);
+            let step = DriverError::step("find", format!("the state of {id}"));
+            return answered(reply, Err(step(error)));
+        };
+        match self.gvisor.reserve(id) {
+            Ok(dir) => self.uids.keep(saved.uid_base, dir),
+            Err(error) => return answered(reply, Err(error)),
+        }
+        self.in_child(Class::Launch, reply, |worker| {
+            let (host, sandboxes) = (&worker.host, &worker.gvisor);
+            let (started, lost) = gvisor::launch::restore(host, sandboxes, &saved, limits)?;
+            let made = sandbox(sandboxes, Kind::Gvisor, id, started.pidfd);
+            match worker.with_gate(made, Kind::Gvisor, id) {
+                (Answer::Sandbox(passed), fds) => Ok((Answer::Restored(passed, lost), fds)),
+                other => Ok(other),
+            }
+        });
+    }
+
+    /// Whether it was neither saved, nor about to be.
+    fn is_plain(&self, kind: Kind, id: &SandboxId) -> bool {
+        if kind != Kind::Gvisor {
+            return true;
+        }
+        let sandboxes = self.of(kind);
+        !state::exists(sandboxes, id) && !crate::guest::is_refused(&sandboxes.socket(id))
+    }
+
+    /// Adopts a sandbox that an earlier server was about to save, or has saved or restored.
+    fn adopt_saved(&self, id: &SandboxId) -> Answered {
+        let sandboxes = &self.gvisor;
+        let Some((_, init)) = sandboxes.find(id)? else {
+            return match state::finish(sandboxes, id)? {
+                true => Ok((Answer::Saved, Vec::new())),
+                false => Ok((Answer::Gone, Vec::new())),
+            };
+        };
+        // One that was restored has more than its state.
+        state::forget(sandboxes, id)?;
+        sandboxes.let_server_connect(id)?;
+        let _ = rustix::process::pidfd_send_signal(&init, Signal::CONT);
+        state::run_on(sandboxes, id)?;
+        Ok(sandbox(sandboxes, Kind::Gvisor, id, init))
+    }
+
     fn reserve(&mut self, kind: Kind, id: &SandboxId) -> Result<u32, DriverError> {
         let dir = self.of(kind).reserve(id)?;
         self.uids.take(&dir).ok_or_else(|| {
-            // It is empty: nothing was made yet.
+            // The directory is empty: no other resource was made yet.
             let _ = fs::remove_dir(&dir);
             DriverError::Exhausted(
                 "all uid ranges for sandboxes are in use: wait for sessions to end".to_owned(),
@@ -258,13 +387,13 @@ impl Worker {
         };
         sandboxes.let_server_connect(id)?;
         if kind.has_kernel() {
-            // The server before may have left it stopped.
+            // An earlier server may have left it in idle stop.
             let _ = rustix::process::pidfd_send_signal(&init, Signal::CONT);
         }
-        Ok(sandbox(sandboxes, id, init))
+        Ok(sandbox(sandboxes, kind, id, init))
     }
 
-    /// To a separate kernel only: the processes of other sandboxes are the host's.
+    /// Only to a separate kernel: the processes of native sandboxes are not signalled.
     fn signal(&mut self, kind: Kind, id: &SandboxId, signal: IdleSignal) {
         if !kind.has_kernel() {
             return;
@@ -274,17 +403,29 @@ impl Worker {
             IdleSignal::Continue => Signal::CONT,
         };
         if let Ok(init) = self.init(kind, id) {
-            // One that is dead needs no signal.
+            // A dead process needs no signal.
             let _ = rustix::process::pidfd_send_signal(init, signal);
+        }
+    }
+
+    /// Kills a sandbox whose guest frees no memory. Not a frozen one: its usage does not grow, and its guest
+    /// is frozen too.
+    fn kill(&mut self, kind: Kind, id: &SandboxId) -> Result<(), DriverError> {
+        if self.of(kind).group(id).stands_still() {
+            return Err(DriverError::Unusable(format!("{id} is frozen")));
+        }
+        match rustix::process::pidfd_send_signal(self.init(kind, id)?, Signal::KILL) {
+            Err(rustix::io::Errno::SRCH) => Ok(()),
+            done => done.map_err(DriverError::step("kill", id.to_string())),
         }
     }
 
     fn set_limits(&self, kind: Kind, id: &SandboxId, limits: &Limits) -> Result<(), DriverError> {
         let sandboxes = self.of(kind);
         let record = self.living(kind, id)?;
-        sandboxes.group(id).set_limits(&kind.host_limits(limits))?;
+        sandboxes.set_limits(id, limits)?;
         if kind.has_kernel() {
-            // Its kernel counts shared memory as memory; the size is only what `df` says.
+            // The sentry charges shared memory as memory; the size is only what `df` shows.
             return Ok(());
         }
         shm::resize(record.pid, limits).map_err(DriverError::step(
@@ -293,7 +434,7 @@ impl Worker {
         ))
     }
 
-    /// In a process of its own, which goes into the namespace and ends there.
+    /// In a forked process, which enters the namespace and ends there.
     fn open_gate(&self, kind: Kind, id: &SandboxId) -> Answered {
         let step = || DriverError::step::<io::Error>("open", format!("the network of {id}"));
         let record = self.living(kind, id)?;
@@ -304,6 +445,27 @@ impl Worker {
         Ok((Answer::Gate, sockets.into_descriptors().into()))
     }
 
+    /// Adds the gate's sockets to the answer about a new sandbox: this process has nothing else to do in
+    /// its own network namespace. When they cannot be opened, the server's next request returns the error.
+    fn with_gate(
+        &self,
+        (answer, mut fds): (Answer, Vec<OwnedFd>),
+        kind: Kind,
+        id: &SandboxId,
+    ) -> (Answer, Vec<OwnedFd>) {
+        let Answer::Sandbox(passed) = answer else {
+            return (answer, fds);
+        };
+        let opened = match self.host.has_network() {
+            true => self.open_gate(kind, id).ok(),
+            false => None,
+        };
+        let gate = opened.is_some();
+        fds.extend(opened.into_iter().flat_map(|(_, sockets)| sockets));
+        let answer = Answer::Sandbox(Passed { gate, ..passed });
+        (answer, fds)
+    }
+
     fn living(&self, kind: Kind, id: &SandboxId) -> Result<Record, DriverError> {
         let found = self.of(kind).find(id)?;
         let gone =
@@ -311,7 +473,7 @@ impl Worker {
         found.map(|(record, _)| record).ok_or_else(gone)
     }
 
-    /// The first process of a sandbox, kept from the last time.
+    /// The first process of a sandbox, from the cache if it is there.
     fn init(&mut self, kind: Kind, id: &SandboxId) -> Result<BorrowedFd<'_>, DriverError> {
         let key = (kind, id.clone());
         if !self.kept.contains_key(&key) {
@@ -327,13 +489,18 @@ impl Worker {
         Ok(self.kept[&key].as_fd())
     }
 
-    /// Forks a process that does `work`, answers, and ends.
-    fn in_child(&mut self, reply: Option<OwnedFd>, work: impl FnOnce(&Self) -> Answered) {
+    /// Forks a process that runs `work`, answers, and exits. The caller has checked the limit.
+    fn in_child(
+        &mut self,
+        class: Class,
+        reply: Option<OwnedFd>,
+        work: impl FnOnce(&Self) -> Answered,
+    ) {
         match sys::fork_into(0, None) {
-            Ok(Fork::Parent { .. }) => {}
+            Ok(Fork::Parent { pidfd, .. }) => self.children.add(class, pidfd),
             Ok(Fork::Child) => {
                 self.channel = None;
-                // Children are ignored by the worker, and waited for by what this one runs.
+                // The worker ignores SIGCHLD; programs that this process runs need it.
                 sys::reset_signals();
                 answered(reply, work(self));
                 sys::exit_now(0)
@@ -351,13 +518,23 @@ fn in_order<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-fn sandbox(sandboxes: &Sandboxes, id: &SandboxId, init: OwnedFd) -> (Answer, Vec<OwnedFd>) {
-    let counters = sandboxes.group(id).counters();
-    let sandbox = Answer::Sandbox {
+fn sandbox(
+    sandboxes: &Sandboxes,
+    kind: Kind,
+    id: &SandboxId,
+    init: OwnedFd,
+) -> (Answer, Vec<OwnedFd>) {
+    let group = sandboxes.group(id);
+    let counters = group.counters();
+    let memory_use = kind.has_kernel().then(|| group.memory_use()).flatten();
+    let sandbox = Answer::Sandbox(Passed {
         memory_events: counters.memory.is_some(),
         pids_events: counters.pids.is_some(),
-    };
-    let files = [counters.memory, counters.pids]
+        memory_use: memory_use.is_some(),
+        gate: false,
+    });
+    let (usage, stat) = memory_use.unzip();
+    let files = [counters.memory, counters.pids, usage, stat]
         .into_iter()
         .flatten()
         .map(OwnedFd::from);
@@ -378,7 +555,7 @@ fn answered(reply: Option<OwnedFd>, answered: Answered) {
     }
 }
 
-/// A server that does not wait for its answer any more is none of our business.
+/// A server that has closed its answer socket is ignored.
 fn answer(reply: Option<OwnedFd>, answer: &Answer, fds: &[BorrowedFd<'_>]) {
     if let Some(reply) = reply {
         let _ = Channel::from(reply).send_now(answer, fds);

@@ -1,13 +1,13 @@
-//! Calls that are allowed with some arguments and not with others, and calls that are answered
-//! without being made.
+//! seccomp rules on arguments: calls that are allowed with some arguments and not with others, and calls that
+//! return success without being made.
 //!
-//! A filter sees registers, not what pointers lead to. So what counts here are flags, families,
-//! protocols, process numbers and names of options.
+//! A filter sees registers, not the memory that pointers refer to. So rules are about flags, families,
+//! protocols, process ids and option names.
 
 use seccompiler::{BackendError, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 use std::collections::BTreeMap;
 
-/// By system call: it is matched when one of its rules is, or when it has none.
+/// Rules by system call: it matches when one of its rules does, or when it has none.
 pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// Flags of clone that make namespaces: each is attack surface that nothing inside needs.
@@ -40,14 +40,14 @@ const IP_PROTOCOLS: [(i32, i32); 2] = [
 /// The bits of `socket`'s second argument that are a type; the rest are flags.
 const SOCKET_TYPE_MASK: u64 = 0xf;
 
-/// What is said of netlink sockets: links and addresses, for `ip addr`; and audit, so that
+/// Allowed netlink protocols: route, for `ip addr`; and audit, so that
 /// `useradd` can find that there is none.
 const NETLINK_PROTOCOLS: [i32; 2] = [libc::NETLINK_ROUTE, libc::NETLINK_AUDIT];
 
-/// Linux as it is, 32-bit uname, no address randomisation (debuggers), and "tell me".
+/// Allowed personalities: Linux, 32-bit uname, no address randomisation (debuggers), and the query.
 const PERSONALITIES: [u64; 4] = [0, 0x0008, 0x0004_0000, 0xffff_ffff];
 
-/// Calls that change how a process is scheduled, by its number: the first argument.
+/// Calls that change the scheduling of the process in the first argument.
 const SCHEDULING: [i64; 4] = [
     libc::SYS_sched_setscheduler,
     libc::SYS_sched_setparam,
@@ -55,7 +55,7 @@ const SCHEDULING: [i64; 4] = [
     libc::SYS_sched_setaffinity,
 ];
 
-/// The guest.
+/// Process id of the guest.
 const INIT: u64 = 1;
 
 /// `ioprio_set` of one process; others are of a process group or a user.
@@ -64,20 +64,20 @@ const IOPRIO_WHO_PROCESS: u64 = 1;
 /// `setpriority` of one process.
 const PRIO_PROCESS: u64 = 0;
 
-/// Pages of the host's reserve of huge ones, which count as nobody's memory.
+/// Flags for huge pages of the host's pool, which are not charged to any memory limit.
 const HUGE_PAGES: [(i64, u8, i32); 3] = [
     (libc::SYS_mmap, 3, libc::MAP_HUGETLB),
     (libc::SYS_memfd_create, 1, libc::MFD_HUGETLB.cast_signed()),
     (libc::SYS_shmget, 2, libc::SHM_HUGETLB),
 ];
 
-/// Keeps other processes off the second thread of a core, whomever they belong to.
+/// Core scheduling, which keeps processes of other sandboxes off the sibling thread of a core.
 const PR_SCHED_CORE: u64 = 62;
 
-/// The sizes of a socket's buffers.
+/// Socket options for buffer sizes.
 const BUFFER_SIZES: [i32; 2] = [libc::SO_SNDBUF, libc::SO_RCVBUF];
 
-/// What is refused with EPERM because of its arguments.
+/// Calls that are refused with EPERM because of their arguments.
 pub(super) fn refused() -> Result<Rules, BackendError> {
     let mut rules = Rules::new();
     namespaces(&mut rules)?;
@@ -86,21 +86,21 @@ pub(super) fn refused() -> Result<Rules, BackendError> {
     scheduling(&mut rules)?;
     huge_pages(&mut rules)?;
     rules.insert(libc::SYS_personality, vec![all(none_of(0, PERSONALITIES))?]);
-    // Typing into another's terminal, and the console's own commands.
+    // TIOCSTI (input into another process's terminal), and ioctls of the console.
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
         add(&mut rules, libc::SYS_ioctl, [is(1, request)])?;
     }
     Ok(rules)
 }
 
-/// What is answered with success, and not done.
+/// Calls that return success and are not made.
 pub(super) fn pretended() -> Result<Rules, BackendError> {
     let mut rules = Rules::new();
-    // It would write back what anybody on the machine has changed. `syncfs` and `fsync` are about the
+    // It would write back dirty pages of the whole machine. `syncfs` and `fsync` are about the
     // sandbox's own file systems, and stay.
     rules.insert(libc::SYS_sync, Vec::new());
-    // The kernel itself cuts these down to what the machine allows and says nothing. Not all
-    // buffers count as the sandbox's memory (netlink's do not), so they keep their default size.
+    // The kernel itself silently caps these at the machine's limit. Not all
+    // buffers are charged to the sandbox's memory (netlink's are not), so they keep their default size.
     for option in BUFFER_SIZES {
         add(
             &mut rules,
@@ -121,7 +121,7 @@ fn namespaces(rules: &mut Rules) -> Result<(), BackendError> {
 fn sockets(rules: &mut Rules) -> Result<(), BackendError> {
     let families = SOCKET_FAMILIES.map(number);
     add(rules, libc::SYS_socket, none_of(0, families))?;
-    // Only local sockets come in pairs; for others the kernel finds that out after it has made them.
+    // Only Unix sockets come in pairs; for others the kernel finds that out after it has made them.
     let local = [number(libc::AF_UNIX)];
     add(rules, libc::SYS_socketpair, none_of(0, local))?;
     let netlink = [is(0, number(libc::AF_NETLINK))];
@@ -163,7 +163,7 @@ fn limits(rules: &mut Rules) -> Result<(), BackendError> {
     add(rules, libc::SYS_setrlimit, [is(0, core)])
 }
 
-/// How the guest is scheduled is not the sandbox's to say. It is named by its number, or by a group
+/// Scheduling of the guest must not be changed from inside. It is named by its process id, or by a group
 /// or user that it belongs to.
 fn scheduling(rules: &mut Rules) -> Result<(), BackendError> {
     for call in SCHEDULING {
@@ -188,7 +188,7 @@ fn huge_pages(rules: &mut Rules) -> Result<(), BackendError> {
 
 type Condition = Result<SeccompCondition, BackendError>;
 
-/// One more rule for a call: all of these hold.
+/// Adds a rule for a call: all of these conditions hold.
 fn add(
     rules: &mut Rules,
     call: i64,
@@ -202,7 +202,7 @@ fn all(conditions: impl IntoIterator<Item = Condition>) -> Result<SeccompRule, B
     SeccompRule::new(conditions.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// An int, as the kernel takes it: the upper half of the register does not count.
+/// Compares an int as the kernel does: without the upper half of the register.
 fn is(argument: u8, value: u64) -> Condition {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
 }
@@ -220,17 +220,17 @@ fn masked(argument: u8, mask: u64, value: u64) -> Condition {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, op, value)
 }
 
-/// Every bit of `flag` is set.
+/// All bits of `flag` are set.
 fn has(argument: u8, flag: u64) -> Condition {
     masked(argument, flag, flag)
 }
 
-/// A pointer that is not null.
+/// The pointer is not null.
 fn given(argument: u8) -> Condition {
     SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)
 }
 
-/// A constant of libc's, none of which is negative.
+/// A constant of libc, none of which is negative.
 fn number(constant: i32) -> u64 {
     u64::from(constant.unsigned_abs())
 }

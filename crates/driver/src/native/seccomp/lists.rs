@@ -1,6 +1,6 @@
-//! The two lists of system calls.
+//! The seccomp allow list and deny list of system calls.
 
-/// What ordinary programs use.
+/// Allow list: what ordinary programs use.
 #[rustfmt::skip]
 pub(super) const ALLOWED: &[i64] = &[
     // files and directories
@@ -19,7 +19,7 @@ pub(super) const ALLOWED: &[i64] = &[
     libc::SYS_fgetxattr, libc::SYS_listxattr, libc::SYS_llistxattr, libc::SYS_flistxattr, libc::SYS_removexattr,
     libc::SYS_lremovexattr, libc::SYS_fremovexattr, libc::SYS_inotify_init1, libc::SYS_inotify_add_watch,
     libc::SYS_inotify_rm_watch, libc::SYS_memfd_create,
-    // waiting (not io_setup: the machine has a fixed number of those, for everybody)
+    // waiting (not io_setup: the machine has a fixed number of AIO contexts, for all sandboxes)
     libc::SYS_ppoll, libc::SYS_pselect6, libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2, libc::SYS_eventfd2, libc::SYS_signalfd4, libc::SYS_timerfd_create,
     libc::SYS_timerfd_settime, libc::SYS_timerfd_gettime,
@@ -88,7 +88,7 @@ pub(super) const ALLOWED: &[i64] = &[
     #[cfg(target_arch = "x86_64")] libc::SYS_time,
 ];
 
-/// What changes or reads the machine, the kernel or other namespaces: EPERM, so that a program says why.
+/// Deny list (EPERM): calls that change or read the machine, the kernel or other namespaces.
 #[rustfmt::skip]
 pub(super) const REFUSED: &[i64] = &[
     // mounts and namespaces
@@ -106,11 +106,11 @@ pub(super) const REFUSED: &[i64] = &[
     // the machine's clock and name
     libc::SYS_settimeofday, libc::SYS_clock_settime, libc::SYS_clock_adjtime, libc::SYS_adjtimex,
     libc::SYS_sethostname, libc::SYS_setdomainname,
-    // keys, file handles, and pages of others
+    // keys, file handles, and pages of other processes
     libc::SYS_add_key, libc::SYS_request_key, libc::SYS_keyctl, libc::SYS_open_by_handle_at,
     libc::SYS_name_to_handle_at, libc::SYS_fanotify_init, libc::SYS_fanotify_mark, libc::SYS_move_pages,
     libc::SYS_migrate_pages,
 ];
 
-/// libc does not name it on every target yet.
+/// Defined here because libc does not have it on every target yet.
 const SYS_FCHMODAT2: i64 = 452;

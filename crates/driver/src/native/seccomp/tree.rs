@@ -1,4 +1,4 @@
-//! The list of known system calls as a search tree.
+//! Compiles the seccomp allow list to a BPF binary search tree.
 //!
 //! A filter that compares one number after another has some 1,700 instructions, and checking them
 //! takes the kernel a millisecond of every sandbox's start. The numbers lie in few runs; a binary
@@ -6,7 +6,7 @@
 
 use seccompiler::sock_filter;
 
-/// Where `struct seccomp_data` has the call's number and the architecture.
+/// Offsets of the system call number and the architecture in `struct seccomp_data`.
 const NUMBER_OFFSET: u32 = 0;
 const ARCH_OFFSET: u32 = 4;
 
@@ -20,15 +20,15 @@ const ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCH: u32 = 0xc000_00b7;
 
-/// A filter that allows these calls; others fail with `errno`. A call in the way of another
-/// architecture ends the process: its numbers mean other things.
+/// A filter that allows these calls; others fail with `errno`. A call of another
+/// architecture's ABI kills the process: its numbers mean other calls.
 pub(super) fn allow(calls: impl Iterator<Item = i64>, errno: i32) -> Vec<sock_filter> {
     let mut calls: Vec<u32> = calls
         .map(|call| u32::try_from(call).expect("system calls have small numbers"))
         .collect();
     calls.sort_unstable();
     calls.dedup();
-    // Numbers from which on the answer is the other one; below the first it is no.
+    // Numbers at which the result flips; below the first the call is refused.
     let mut turns: Vec<u32> = Vec::new();
     for call in calls {
         if turns.last() == Some(&call) {
@@ -54,7 +54,7 @@ pub(super) fn allow(calls: impl Iterator<Item = i64>, errno: i32) -> Vec<sock_fi
     program
 }
 
-/// `answers[0]` below the first turn, then in turns.
+/// `answers[0]` below the first boundary, then alternating.
 fn tree(turns: &[u32], answers: [u32; 2]) -> Vec<sock_filter> {
     let middle = turns.len() / 2;
     let Some(turn) = turns.get(middle) else {
@@ -95,7 +95,7 @@ fn instruction(code: u16, k: u32) -> sock_filter {
 mod tests {
     use super::*;
 
-    /// What the kernel would answer.
+    /// Interprets the program as the kernel does.
     fn answer(program: &[sock_filter], arch: u32, number: u32) -> u32 {
         let (mut at, mut value) = (0, 0);
         loop {

@@ -1,4 +1,4 @@
-//! seccomp's user notifications: a call that waits until another process has answered.
+//! seccomp user notification (`SECCOMP_RET_USER_NOTIF`): a call blocks until another process has answered.
 #![expect(unsafe_code, reason = "seccomp with a listener, and its ioctls")]
 
 use seccompiler::sock_filter;
@@ -9,10 +9,10 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 const NOTIF_RECV: u64 = 0xc050_2100;
 const NOTIF_SEND: u64 = 0xc018_2101;
 
-/// The call is made as if nobody had stopped it.
+/// Response flag: the kernel executes the call.
 const GO_ON: u32 = 1;
 
-/// Where `struct seccomp_data` has the call's number and the lower half of its first argument.
+/// Offsets of the system call number and the lower half of its first argument in `struct seccomp_data`.
 const NUMBER_OFFSET: u32 = 0;
 const FAMILY_OFFSET: u32 = 16;
 
@@ -20,7 +20,7 @@ const LOAD_WORD: u16 = 0x20;
 const JUMP_IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
 
-/// What the kernel tells of a call that waits.
+/// `struct seccomp_notif`: a call that blocks.
 #[repr(C)]
 #[derive(Default)]
 struct Notification {
@@ -41,8 +41,8 @@ struct Answer {
     flags: u32,
 }
 
-/// Has the kernel ask about each `socket` of this process and its children that is not a Unix socket, and each
-/// `connect`; on the descriptor that is returned. The architecture was checked by an earlier filter.
+/// Installs a filter that notifies about each `socket` of this process and its children that is not a Unix socket,
+/// and each `connect`; returns the listener. The architecture was checked by an earlier filter.
 pub(super) fn ask_for_sockets() -> io::Result<OwnedFd> {
     let step = |code, jt, jf, k| sock_filter { code, jt, jf, k };
     let number = |call: c_long| u32::try_from(call).map_err(io::Error::other);
@@ -74,7 +74,7 @@ pub(super) fn ask_for_sockets() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(asks) })
 }
 
-/// The next call that waits. Blocks when none does.
+/// The next notification. Blocks when there is none.
 pub(super) fn next_call(asks: BorrowedFd<'_>) -> io::Result<u64> {
     let mut call = Notification::default();
     // SAFETY: the kernel writes a seccomp_notif, which has this layout and must be zeroes before.
@@ -82,7 +82,7 @@ pub(super) fn next_call(asks: BorrowedFd<'_>) -> io::Result<u64> {
     check(c_long::from(done)).map(|_| call.id)
 }
 
-/// Lets a call go on, or fails it.
+/// Continues a call, or fails it.
 pub(super) fn answer_call(asks: BorrowedFd<'_>, call: u64, refuse: Option<i32>) -> io::Result<()> {
     let mut answer = Answer {
         id: call,

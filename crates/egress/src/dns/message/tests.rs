@@ -1,7 +1,7 @@
-//! Questions of all kinds, and what replies look like.
+//! Parsing of queries and encoding of replies.
 
 use super::*;
-use crate::dns::scripted::question;
+use crate::dns::test_upstream::question;
 use proptest::prelude::*;
 
 fn bytes(message: &Message) -> Vec<u8> {
@@ -24,7 +24,7 @@ fn with_edns(payload: u16) -> Message {
     message
 }
 
-/// The code of the error that the sender is told.
+/// The response code of the error reply.
 fn code(bytes: &[u8]) -> ResponseCode {
     match Query::parse(bytes) {
         Err(BadQuery::Reply(reply)) => {
@@ -52,7 +52,7 @@ fn addresses(count: u32) -> Vec<Ipv4Addr> {
 }
 
 #[test]
-fn a_plain_question() {
+fn a_plain_query() {
     let query = ask("ExAmple.COM.");
     assert_eq!(query.host.as_ref().unwrap().as_str(), "example.com");
     assert_eq!(
@@ -68,7 +68,7 @@ fn a_plain_question() {
 }
 
 #[test]
-fn what_is_no_question_gets_no_reply() {
+fn a_message_that_is_no_query_gets_no_reply() {
     let mut reply = question(7, "a.example.", RecordType::A);
     reply.metadata.message_type = MessageType::Response;
     for bytes in [&bytes(&reply)[..], &[0; 11], &[]] {
@@ -77,14 +77,14 @@ fn what_is_no_question_gets_no_reply() {
 }
 
 #[test]
-fn anything_but_one_plain_question_is_an_error() {
+fn anything_but_one_plain_query_is_an_error() {
     let plain = question(7, "a.example.", RecordType::A);
     let changed = |change: &dyn Fn(&mut Message)| {
         let mut message = plain.clone();
         change(&mut message);
         bytes(&message)
     };
-    let record = crate::dns::scripted::a("a.example", 1, "8.8.8.8");
+    let record = crate::dns::test_upstream::a("a.example", 1, "8.8.8.8");
     let form_errors = [
         changed(&|message| message.queries.clear()),
         changed(&|message| message.queries.push(message.queries[0].clone())),
@@ -111,7 +111,7 @@ fn anything_but_one_plain_question_is_an_error() {
 }
 
 #[test]
-fn a_name_that_points_is_an_error() {
+fn a_compressed_name_is_an_error() {
     // "a" and then a pointer into the header, where a zero is: it would read as the name "a".
     let mut points = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     points.extend([1, b'a', 0xc0, 6, 0, 1, 0, 1]);
@@ -122,20 +122,20 @@ fn a_name_that_points_is_an_error() {
 }
 
 #[test]
-fn options_are_read_past() {
+fn edns_options_are_skipped() {
     let mut message = bytes(&with_edns(1232));
-    // An option that is longer than what it is in, which is nobody's business here.
+    // An option that is longer than its record: options are not parsed.
     let length = message.len();
     message[length - 1] = 4;
     message.extend([0, 8, 0xff, 0xff]);
     assert_eq!(Query::parse(&message).unwrap().payload, Some(1232));
-    // Padding as RFC 8467 wants it, and more than it wants.
+    // Padding as recommended by RFC 8467, and more.
     let mut padded = bytes(&with_edns(1232));
     padded.truncate(length - 2);
     padded.extend(3000_u16.to_be_bytes());
     padded.extend([0; 3000]);
     assert_eq!(Query::parse(&padded).unwrap().payload, Some(1232));
-    // Said longer than it is.
+    // A length beyond the end of the message.
     padded.truncate(2000);
     assert_eq!(code(&padded), ResponseCode::FormErr);
     let mut version = bytes(&with_edns(1232));
@@ -148,9 +148,9 @@ fn options_are_read_past() {
 }
 
 #[test]
-fn a_reply_says_what_was_asked_and_what_was_found() {
+fn a_reply_has_the_query_and_the_records() {
     let query = ask("ExAmple.COM.");
-    let reply = query.answer(&hosts(1), &addresses(2), Duration::from_secs(30));
+    let reply = query.reply(&hosts(1), &addresses(2), Duration::from_secs(30));
     let reply = Message::from_vec(&query.encode(reply, Transport::Udp).unwrap()).unwrap();
     assert!(
         reply.queries[0]
@@ -171,23 +171,23 @@ fn a_reply_says_what_was_asked_and_what_was_found() {
 }
 
 #[test]
-fn what_is_told_never_outlives_what_is_believed() {
-    const { assert!(TOLD_TTL_MAX.as_secs() < crate::dns::BELIEVED_FOR.as_secs()) };
+fn the_ttl_of_a_reply_is_capped() {
+    const { assert!(SENT_TTL_MAX.as_secs() < crate::dns::SENT_REPLY_LIFETIME.as_secs()) };
     let query = ask("a.example.");
     for (ttl, told) in [(0, 0), (5, 5), (60, 60), (61, 60), (100_000, 60)] {
-        let reply = query.answer(&[], &addresses(1), Duration::from_secs(ttl));
+        let reply = query.reply(&[], &addresses(1), Duration::from_secs(ttl));
         assert_eq!(reply.answers[0].ttl, told);
     }
 }
 
 #[test]
-fn what_does_not_fit_is_left_out() {
+fn records_that_do_not_fit_are_truncated() {
     for (payload, udp_max) in [(0, 512), (600, 600), (1000, 1000)] {
         let query = match payload {
             0 => ask("a.example."),
             payload => parse(&with_edns(payload)),
         };
-        let full = query.answer(&hosts(2), &addresses(64), Duration::from_secs(9));
+        let full = query.reply(&hosts(2), &addresses(64), Duration::from_secs(9));
         let udp = query.encode(full.clone(), Transport::Udp).unwrap();
         assert!(
             udp.len() <= udp_max && udp.len() > udp_max - 32,
@@ -204,15 +204,15 @@ fn what_does_not_fit_is_left_out() {
 }
 
 #[test]
-fn names_that_cannot_be_shortened_are_left_out_too() {
-    // More labels than an encoder remembers, so that each record repeats its whole name.
+fn incompressible_names_are_truncated_too() {
+    // More labels than the encoder can compress, so that each record repeats its whole name.
     let long = |n: usize| {
         let labels: Vec<String> = (10..50).map(|label| format!("n{n}x{label}")).collect();
         HostName::parse(&labels.join(".")).unwrap()
     };
     let chain: Vec<HostName> = (0..8).map(long).collect();
     let query = parse(&with_edns(1232));
-    let reply = query.answer(&chain, &addresses(32), Duration::from_secs(1));
+    let reply = query.reply(&chain, &addresses(32), Duration::from_secs(1));
     let reply = query.encode(reply, Transport::Udp).unwrap();
     assert!(reply.len() <= 1232 && Message::from_vec(&reply).unwrap().truncation);
 }
@@ -232,7 +232,7 @@ fn the_longest_reply_fits_a_large_datagram() {
     };
     let chain: Vec<HostName> = (0..8).map(long).collect();
     let query = parse(&with_edns(65_535));
-    let reply = query.answer(&chain, &addresses(32), Duration::from_secs(1));
+    let reply = query.reply(&chain, &addresses(32), Duration::from_secs(1));
     let reply = query.encode(reply, Transport::Udp).unwrap();
     assert!(!Message::from_vec(&reply).unwrap().truncation);
 }
@@ -248,7 +248,7 @@ proptest! {
     }
 
     #[test]
-    fn a_question_that_was_changed_never_panics(
+    fn a_mutated_query_never_panics(
         at in 0_usize..60, to: u8, cut in 12_usize..80, edns: bool
     ) {
         let mut sent = match edns {
@@ -277,7 +277,7 @@ proptest! {
         chain in 0_usize..9, count in 0_u32..33, payload in proptest::option::of(0_u16..)
     ) {
         let query = payload.map_or_else(|| ask("a.example."), |size| parse(&with_edns(size)));
-        let full = query.answer(&hosts(chain), &addresses(count), Duration::from_secs(60));
+        let full = query.reply(&hosts(chain), &addresses(count), Duration::from_secs(60));
         let reply = query.encode(full.clone(), Transport::Udp).unwrap();
         prop_assert!(reply.len() <= query.udp_reply_bytes_max());
         let reply = Message::from_vec(&reply).unwrap();

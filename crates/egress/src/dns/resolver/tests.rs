@@ -3,12 +3,12 @@
 mod hostile;
 
 use super::*;
-use crate::dns::scripted::{Act, Upstream, a, cname, many};
+use crate::dns::test_upstream::{Act, Upstream, a, cname, many};
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 use tokio::task::JoinSet;
 
-/// Quick, and yet slow enough for a machine that builds something else meanwhile.
+/// Short timeouts that still hold on a busy machine.
 const QUICK: Timing = Timing {
     once: Duration::from_millis(400),
     whole: Duration::from_millis(1500),
@@ -30,7 +30,7 @@ async fn resolve(upstream: &Upstream, name: &str) -> Result<Resolved, ResolveErr
 }
 
 #[tokio::test]
-async fn an_address_and_only_what_was_asked_for() {
+async fn only_records_of_the_queried_name_are_used() {
     let upstream = Upstream::with(vec![
         a("example.com", 60, "8.8.8.8"),
         a("other.example", 60, "8.8.4.4"),
@@ -49,7 +49,7 @@ async fn an_address_and_only_what_was_asked_for() {
 }
 
 #[tokio::test]
-async fn aliases_in_one_answer_in_any_order() {
+async fn cnames_of_one_reply_in_any_order() {
     let upstream = Upstream::with(vec![
         a("c.example", 7, "8.8.8.8"),
         cname("b.example", 60, "C.example"),
@@ -62,7 +62,7 @@ async fn aliases_in_one_answer_in_any_order() {
 }
 
 #[tokio::test]
-async fn an_alias_without_its_address_is_asked_on() {
+async fn a_cname_without_its_address_is_queried() {
     let upstream = Upstream::start(|asked| {
         vec![asked.records(match asked.name.as_str() {
             "a.example." => vec![cname("a.example", 9, "b.example")],
@@ -92,14 +92,14 @@ async fn no_name_and_no_address() {
 }
 
 #[tokio::test]
-async fn what_is_truncated_is_asked_over_tcp() {
+async fn a_truncated_reply_is_queried_over_tcp() {
     let upstream = Upstream::start(|asked| match asked.tcp {
         false => vec![asked.truncated()],
         true => vec![asked.records(many("a.example", 500))],
     })
     .await;
     let resolved = resolve(&upstream, "a.example").await.unwrap();
-    assert_eq!(resolved.addresses.len(), answer::ADDRESSES_MAX);
+    assert_eq!(resolved.addresses.len(), reply::ADDRESSES_MAX);
     assert_eq!(resolved.addresses[0], Ipv4Addr::new(8, 8, 0, 0));
     let asked = upstream.asked();
     assert_eq!([asked[0].tcp, asked[1].tcp], [false, true]);
@@ -107,7 +107,7 @@ async fn what_is_truncated_is_asked_over_tcp() {
 }
 
 #[tokio::test]
-async fn ids_and_ports_are_not_the_same_again() {
+async fn ids_and_source_ports_are_random() {
     let upstream = Upstream::with(vec![]).await;
     let resolver = Resolver::with_timing(vec![upstream.address], QUICK);
     for number in 0..20 {
@@ -137,7 +137,7 @@ async fn ids_and_ports_are_not_the_same_again() {
 }
 
 #[tokio::test]
-async fn a_ttl_is_neither_too_short_nor_too_long() {
+async fn ttls_are_clamped() {
     for (said, kept) in [
         (0, TTL_MIN),
         (4, TTL_MIN),
@@ -152,7 +152,7 @@ async fn a_ttl_is_neither_too_short_nor_too_long() {
 }
 
 #[tokio::test]
-async fn what_is_known_is_not_asked_again_until_it_is_over() {
+async fn a_cached_name_is_not_queried_until_it_expires() {
     let upstream = Upstream::start(|asked| {
         let address = format!("8.8.8.{}", asked.number);
         vec![asked.records(vec![a("a.example", 0, &address)])]
@@ -173,14 +173,14 @@ async fn what_is_known_is_not_asked_again_until_it_is_over() {
 }
 
 #[tokio::test]
-async fn many_who_ask_the_same_are_one_question() {
+async fn concurrent_lookups_of_a_name_share_one_query() {
     let upstream = Upstream::start(|asked| {
         let records = vec![a("a.example", 60, "8.8.8.8")];
         vec![Act::Wait(Duration::from_millis(50)), asked.records(records)]
     })
     .await;
     let resolver = Resolver::with_timing(vec![upstream.address], QUICK);
-    // Who goes away takes nothing from the others.
+    // A dropped waiter does not cancel the lookup of the others.
     let gone = timeout(
         Duration::from_millis(10),
         resolver.resolve(&host("a.example")),

@@ -1,4 +1,4 @@
-//! A sandbox that asks too much, too long, or nonsense.
+//! Rate limits, slow lookups and malformed queries.
 
 use super::*;
 use crate::dns::resolver::TTL_MIN;
@@ -8,7 +8,7 @@ fn burst(id: usize) -> Message {
     question(u16::try_from(id).unwrap(), &name, RecordType::A)
 }
 
-/// How many replies come until it is quiet.
+/// Number of replies until none arrives for a while.
 async fn replies(served: &Served) -> usize {
     let mut buffer = [0; 4096];
     let mut count = 0;
@@ -21,7 +21,7 @@ async fn replies(served: &Served) -> usize {
     count
 }
 
-/// How often, in all, a reason was written down.
+/// Total count of a reason in the flow log.
 async fn noted(served: &Served, reason: DenyReason) -> u64 {
     let flows = served.flows().await.into_iter();
     let these = flows.filter(|flow| flow.reason == Some(reason));
@@ -29,10 +29,10 @@ async fn noted(served: &Served, reason: DenyReason) -> u64 {
 }
 
 #[tokio::test]
-async fn questions_have_a_rate() {
+async fn queries_have_a_rate_limit() {
     let upstream = Upstream::with(vec![]).await;
     let served = Served::start(&upstream, &["none"], &[]).await;
-    let mut follow = served.ward.journal().read(true);
+    let mut follow = served.sandbox.flow_log().read(true);
     let start = std::time::Instant::now();
     for id in 0..2000 {
         served.send(&burst(id)).await;
@@ -52,19 +52,19 @@ async fn questions_have_a_rate() {
         notes += usize::from(flow.reason == Some(DenyReason::RateLimited));
     }
     assert!(notes < 10, "one a second, not one for each: {notes}");
-    // After that it goes on.
+    // After the refill queries are served again.
     assert_eq!(served.ask_a("a.example.").await, refused());
 }
 
 #[tokio::test]
-async fn names_that_take_long_have_a_bound() {
+async fn slow_lookups_are_limited() {
     let upstream = Upstream::silent().await;
     let served = Served::start(&upstream, &["*.example"], &[]).await;
     for id in 0..150 {
         served.send(&burst(id)).await;
         tokio::task::yield_now().await;
     }
-    // Noted once a second, so in two steps: the first at once, the rest later.
+    // Logged once a second, so in two entries: the first at once, the rest later.
     let all = async {
         while noted(&served, DenyReason::RateLimited).await < 150 - 64 {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -74,13 +74,13 @@ async fn names_that_take_long_have_a_bound() {
     let mut names = upstream.names();
     names.sort();
     names.dedup();
-    assert_eq!(names.len(), crate::dns::questions::LOOKUPS_MAX);
-    // What needs no upstream is answered all the same.
+    assert_eq!(names.len(), crate::dns::query_limits::LOOKUPS_MAX);
+    // Queries that need no upstream are still answered.
     assert_eq!(served.ask_a("other.test.").await, refused());
 }
 
 #[tokio::test]
-async fn one_sandbox_does_not_use_up_the_questions_of_another() {
+async fn query_limits_are_per_sandbox() {
     let upstream = Upstream::with(vec![a("a.example", 60, "8.8.8.8")]).await;
     let loud = Served::start(&upstream, &["none"], &[]).await;
     let quiet = Served::start(&upstream, &["a.example"], &[]).await;
@@ -91,7 +91,7 @@ async fn one_sandbox_does_not_use_up_the_questions_of_another() {
 }
 
 #[tokio::test]
-async fn nonsense_is_answered_briefly_or_not_at_all() {
+async fn malformed_queries_get_an_error_or_no_reply() {
     let upstream = Upstream::with(vec![a("a.example", 60, "8.8.8.8")]).await;
     let served = Served::start(&upstream, &["a.example"], &[]).await;
     let mut reply = question(7, "a.example.", RecordType::A).into_response();
@@ -117,7 +117,7 @@ async fn nonsense_is_answered_briefly_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn several_questions_on_a_connection() {
+async fn several_queries_on_a_connection() {
     let upstream = Upstream::with(vec![a("a.example", 60, "8.8.8.8")]).await;
     let served = Served::start(&upstream, &["a.example"], &[]).await;
     let mut stream = TcpStream::connect(served.tcp).await.unwrap();
@@ -127,7 +127,7 @@ async fn several_questions_on_a_connection() {
         let reply = ask_tcp(&mut stream, &question(id, "b.example.", RecordType::A)).await;
         assert_eq!(reply.response_code, ResponseCode::Refused);
     }
-    // All at once, cut anywhere.
+    // All queries in one stream, split at arbitrary positions.
     let message = framed(&question(5, "a.example.", RecordType::A));
     for piece in message.repeat(10).chunks(7) {
         stream.write_all(piece).await.unwrap();
@@ -141,7 +141,7 @@ async fn several_questions_on_a_connection() {
 }
 
 #[tokio::test]
-async fn connections_end_at_nonsense() {
+async fn malformed_messages_close_the_connection() {
     let upstream = Upstream::with(vec![]).await;
     let served = Served::start(&upstream, &["a.example"], &[]).await;
     for bad in [&[0, 0][..], &[0, 11], &[0x10, 1], &[0xff, 0xff]] {
@@ -152,7 +152,7 @@ async fn connections_end_at_nonsense() {
 }
 
 #[tokio::test]
-async fn connections_that_do_nothing_end() {
+async fn idle_connections_are_closed() {
     let upstream = Upstream::with(vec![]).await;
     let served = Served::start(&upstream, &["a.example"], &[]).await;
     let mut idle = TcpStream::connect(served.tcp).await.unwrap();
@@ -166,7 +166,7 @@ async fn connections_that_do_nothing_end() {
 }
 
 #[tokio::test]
-async fn connections_have_a_bound() {
+async fn connections_are_limited() {
     let upstream = Upstream::with(vec![]).await;
     let served = Served::start(&upstream, &["none"], &[]).await;
     let mut open = Vec::new();
@@ -186,7 +186,7 @@ async fn connections_have_a_bound() {
 }
 
 #[tokio::test]
-async fn a_connection_that_asks_without_end_is_closed() {
+async fn a_connection_over_the_rate_limit_is_closed() {
     let upstream = Upstream::with(vec![]).await;
     let served = Served::start(&upstream, &["none"], &[]).await;
     let mut stream = TcpStream::connect(served.tcp).await.unwrap();

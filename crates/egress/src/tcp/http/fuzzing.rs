@@ -1,13 +1,13 @@
-//! Heads of anybody's, and what must hold whatever is in them. For the crate `fuzz`.
+//! Fuzz target for HTTP heads: arbitrary heads, and the invariants of rewriting them.
 
 use super::head::{host, prepare_request, prepare_response};
-use crate::tcp::check::Said;
+use crate::tcp::policy_check::RequestedName;
 use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, UPGRADE};
 use hyper::http::{Request, Response};
 use hyper::{Method, Uri, Version};
 
-/// A head as hyper may have read it: `method uri` or `status`, then `name: value` lines. Returns
-/// what became of it.
+/// A head as hyper may have parsed it: `method uri` or `status`, then `name: value` lines. Returns a
+/// summary of the outcome.
 pub fn http_head(bytes: &[u8]) -> String {
     let mut lines = bytes.split(|byte| *byte == b'\n');
     let first = lines.next().unwrap_or_default();
@@ -50,21 +50,21 @@ fn request(method: Method, uri: Uri, headers: HeaderMap, old: bool) -> String {
     let Ok(switch) = prepare_request(&mut parts) else {
         return "malformed".to_owned();
     };
-    // Whom it is for does not change, and nothing but `Host` says it.
+    // The host does not change, and only `Host` has it.
     assert_eq!(host(&parts).as_ref(), Ok(&said));
     assert!(parts.uri.authority().is_none() && parts.headers.get_all(HOST).iter().count() <= 1);
     assert!(parts.method != Method::CONNECT && parts.version == Version::HTTP_11);
     let upgrades = parts.headers.get_all(UPGRADE).iter().count();
     assert_eq!(upgrades, usize::from(switch), "nothing but WebSocket");
     check_connection(&parts.headers, &["upgrade", "te", "close"]);
-    // What goes on is ready to go on.
+    // Rewriting is idempotent.
     let once = (parts.headers.clone(), parts.uri.clone());
     assert_eq!(prepare_request(&mut parts), Ok(switch));
     assert_eq!((&parts.headers, &parts.uri), (&once.0, &once.1));
     let said = match said {
-        Said::Name(_) => "name",
-        Said::Nothing => "nothing",
-        Said::Encrypted(_) => "encrypted",
+        RequestedName::Name(_) => "name",
+        RequestedName::Missing => "nothing",
+        RequestedName::Encrypted(_) => "encrypted",
     };
     format!("{said} {switch} {}", parts.headers.contains_key(TE))
 }
@@ -85,7 +85,7 @@ fn response(status: hyper::StatusCode, switching: bool, headers: HeaderMap) -> S
     )
 }
 
-/// `Connection` is ours: once at most, and it says no more than these.
+/// `Connection` occurs at most once and has no other options than these.
 fn check_connection(headers: &HeaderMap, known: &[&str]) {
     let values: Vec<_> = headers.get_all(CONNECTION).iter().collect();
     assert!(values.len() <= 1);

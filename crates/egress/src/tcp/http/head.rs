@@ -1,38 +1,29 @@
-//! The heads of requests and responses: whom a request is for, and what of a head is only about the
-//! connection it came on and must not go on to the next.
+//! Heads of HTTP requests and responses: the requested host, and removal of hop-by-hop headers.
 
-use crate::tcp::check::{Said, is_address};
+use crate::tcp::policy_check::{RequestedName, is_address};
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING,
-    UPGRADE,
+    CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
 use hyper::http::uri::{PathAndQuery, Scheme, Uri};
 use hyper::{Method, Version};
 use k8e_model::egress::HostName;
+use k8e_net::hop_by_hop;
 
-/// The one protocol that a connection may be switched to. In others (HTTP/2, TLS) a client could
-/// ask for another name than the one that was checked.
+/// The only protocol for which `Upgrade` is allowed. In others (HTTP/2, TLS) a client could request
+/// another name than the one that was checked.
 const WEBSOCKET: &str = "websocket";
 
-/// The port a `Host` may name.
+/// The only port allowed in `Host`.
 const HTTP_PORT: &str = "80";
 
-/// Of one connection only, besides those that `Connection` names (RFC 9110 7.6.1).
-const HOP_BY_HOP: [&str; 5] = [
-    "keep-alive",
-    "proxy-connection",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "http2-settings",
-];
-
-/// A request that can be read in more than one way, or that is no request to a host.
+/// An ambiguous request, or one without a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-/// Whom the request is for.
-pub(super) fn host(request: &Parts) -> Result<Said, Malformed> {
+/// The requested host, from `Host` and the request target, which must agree.
+pub(super) fn host(request: &Parts) -> Result<RequestedName, Malformed> {
     if request.method == Method::CONNECT {
         return Err(Malformed);
     }
@@ -59,29 +50,31 @@ pub(super) fn host(request: &Parts) -> Result<Said, Malformed> {
         return Err(Malformed);
     }
     match host {
-        None | Some("") => Ok(Said::Nothing),
-        Some(host) if is_address(host) => Ok(Said::Nothing),
-        // Servers differ in what they make of a last dot.
+        None | Some("") => Ok(RequestedName::Missing),
+        Some(host) if is_address(host) => Ok(RequestedName::Missing),
+        // Servers differ in how they treat a trailing dot.
         Some(host) if host.ends_with('.') => Err(Malformed),
-        Some(host) => HostName::parse(host).map(Said::Name).map_err(|_| Malformed),
+        Some(host) => HostName::parse(host)
+            .map(RequestedName::Name)
+            .map_err(|_| Malformed),
     }
 }
 
-/// Makes the head that goes on. Says whether the client wants to switch to WebSocket.
+/// Rewrites the head for the upstream. Returns whether the client asks for an upgrade to WebSocket.
 pub(super) fn prepare_request(request: &mut Parts) -> Result<bool, Malformed> {
     let headers = &mut request.headers;
-    let options = connection_options(headers);
-    let asks = |option: &str| options.iter().any(|known| known == option);
+    let asks = |option: &str| hop_by_hop::has_token(headers, &CONNECTION, option);
     let switch = request.version == Version::HTTP_11
         && request.method == Method::GET
         && asks("upgrade")
         && is_one(headers, &UPGRADE, WEBSOCKET);
     let trailers = asks("te") && is_one(headers, &TE, "trailers");
-    // hyper has read the length already; what is left here must not say it in another way.
+    let close = asks("close");
+    // hyper has determined the length; other transfer codings would contradict it.
     if headers.contains_key(TRANSFER_ENCODING) && !is_one(headers, &TRANSFER_ENCODING, "chunked") {
         return Err(Malformed);
     }
-    remove_hop_by_hop(headers, &options);
+    remove_hop_by_hop(headers);
     let mut connection = Vec::new();
     if switch {
         connection.push("Upgrade");
@@ -91,7 +84,7 @@ pub(super) fn prepare_request(request: &mut Parts) -> Result<bool, Malformed> {
         connection.push("TE");
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-    if asks("close") {
+    if close {
         connection.push("close");
     }
     set_connection(headers, &connection);
@@ -100,13 +93,13 @@ pub(super) fn prepare_request(request: &mut Parts) -> Result<bool, Malformed> {
     Ok(switch)
 }
 
-/// Makes the head that goes back. `switching` when it is an answer to a wish for WebSocket.
+/// Rewrites the head for the client. `switching`: the request asked for an upgrade to WebSocket.
 pub(super) fn prepare_response(
     response: &mut hyper::http::response::Parts,
     switching: bool,
 ) -> Result<(), Malformed> {
     let headers = &mut response.headers;
-    let options = connection_options(headers);
+    let close = closes(response.version, headers);
     let mut connection = Vec::new();
     let switched = response.status == hyper::StatusCode::SWITCHING_PROTOCOLS;
     if switched {
@@ -117,15 +110,15 @@ pub(super) fn prepare_response(
     }
     let upgrade = headers.get(UPGRADE).cloned().filter(|_| switched);
     let chunked = headers.contains_key(TRANSFER_ENCODING);
-    remove_hop_by_hop(headers, &options);
-    // How long it is, hyper knows: it has read the length by the rules.
+    remove_hop_by_hop(headers);
+    // hyper has determined the length and writes these headers itself.
     headers.remove(TRANSFER_ENCODING);
     if chunked || headers.get_all(CONTENT_LENGTH).iter().count() > 1 {
         headers.remove(CONTENT_LENGTH);
     }
     if let Some(upgrade) = upgrade {
         headers.insert(UPGRADE, upgrade);
-    } else if closes(response.version, &options) {
+    } else if close {
         connection.push("close");
     }
     set_connection(headers, &connection);
@@ -133,7 +126,7 @@ pub(super) fn prepare_response(
     Ok(())
 }
 
-/// What is before a port, which must be HTTP's.
+/// The host without its port, which must be 80.
 fn without_port(authority: &str) -> Result<&str, Malformed> {
     // An IPv6 address ends with a bracket, and has colons before it.
     match authority.rsplit_once(':') {
@@ -144,41 +137,18 @@ fn without_port(authority: &str) -> Result<&str, Malformed> {
     }
 }
 
-/// The path alone: who is asked for says `Host`.
+/// Origin form of the request target (RFC 9112 3.2.1): path and query only.
 fn origin_form(uri: &Uri) -> Uri {
-    // An empty one reads as `/` and is written as nothing: `http://a.example#x` has that.
+    // An empty path reads as `/` but is written as nothing, as in `http://a.example#x`.
     let path = uri.path_and_query().filter(|path| path.as_str() != "/");
     path.cloned()
         .unwrap_or_else(|| PathAndQuery::from_static("/"))
         .into()
 }
 
-fn connection_options(headers: &HeaderMap) -> Vec<String> {
-    let values = headers.get_all(CONNECTION).iter();
-    let values = values.filter_map(|value| value.to_str().ok());
-    let options = values.flat_map(|value| value.split(','));
-    options
-        .map(|option| option.trim().to_ascii_lowercase())
-        .filter(|option| !option.is_empty())
-        .collect()
-}
-
-/// Takes out what `Connection` names too, but for what says whom a message is for and how long it
-/// is: a client that names those wants the next server to forget them.
-fn remove_hop_by_hop(headers: &mut HeaderMap, options: &[String]) {
-    for option in options {
-        if let Ok(name) = HeaderName::from_bytes(option.as_bytes())
-            && ![HOST, CONTENT_LENGTH, TRANSFER_ENCODING].contains(&name)
-        {
-            headers.remove(name);
-        }
-    }
-    for name in [CONNECTION, TE, UPGRADE] {
-        headers.remove(name);
-    }
-    for name in HOP_BY_HOP {
-        headers.remove(name);
-    }
+/// Removes hop-by-hop headers, except what frames the body, which hyper has read already.
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    hop_by_hop::remove(headers, &[TRANSFER_ENCODING, TRAILER]);
 }
 
 fn set_connection(headers: &mut HeaderMap, options: &[&str]) {
@@ -195,8 +165,8 @@ fn is_one(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
     values.next().is_some_and(is_word) && values.next().is_none()
 }
 
-fn closes(version: Version, options: &[String]) -> bool {
-    let says = |word: &str| options.iter().any(|option| option == word);
+fn closes(version: Version, headers: &HeaderMap) -> bool {
+    let says = |word: &str| hop_by_hop::has_token(headers, &CONNECTION, word);
     says("close") || (version == Version::HTTP_10 && !says("keep-alive"))
 }
 

@@ -1,21 +1,21 @@
-//! Requests through a gate, written byte by byte, to a server that writes down what it reads.
+//! Raw HTTP requests through a gate, to a server that records what it reads.
 
 mod bodies;
-mod scripted;
 mod smuggling;
 mod switching;
+mod test_server;
 
 use crate::tcp::testing::*;
-use scripted::{Scripted, ask, read_head};
 use std::time::Duration;
+use test_server::{TestServer, ask, read_head};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
 
 const HTTP: &str = "93.184.215.14:80";
 const ADDRESS: &str = "93.184.215.14";
 
-/// A gate that allows `a.example` and `b.example`, which have one address.
-async fn open(server: &Scripted) -> Stage {
+/// A gate that allows `a.example` and `b.example`, which share an address.
+async fn open(server: &TestServer) -> Stage {
     let policy = policy(&["a.example", "b.example"], &[]);
     let stage = Stage::open(policy, HTTP, server.address).await;
     for host in ["a.example", "b.example", "evil.test"] {
@@ -25,8 +25,8 @@ async fn open(server: &Scripted) -> Stage {
 }
 
 #[tokio::test]
-async fn a_request_and_its_answer() {
-    let server = Scripted::start().await;
+async fn a_request_and_its_response() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let said = stage
         .say(b"GET /text HTTP/1.1\r\nHost: A.example\r\nX-MiXed: One\r\nConnection: close\r\n\r\n")
@@ -45,7 +45,7 @@ async fn a_request_and_its_answer() {
 
 #[tokio::test]
 async fn many_requests_on_one_connection() {
-    let server = Scripted::start().await;
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     for host in ["a.example", "a.example", "b.example", "b.example:80"] {
@@ -69,8 +69,8 @@ async fn many_requests_on_one_connection() {
 }
 
 #[tokio::test]
-async fn the_next_request_may_be_denied() {
-    let server = Scripted::start().await;
+async fn each_request_of_a_connection_is_checked() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     ask(&mut stream, "GET /text HTTP/1.1\r\nHost: a.example\r\n\r\n").await;
@@ -86,8 +86,8 @@ async fn the_next_request_may_be_denied() {
 }
 
 #[tokio::test]
-async fn what_is_refused_says_why() {
-    let server = Scripted::start().await;
+async fn a_403_has_the_reason() {
+    let server = TestServer::start().await;
     for (request, line, flow) in [
         (
             "GET / HTTP/1.0\r\n\r\n",
@@ -120,8 +120,8 @@ async fn what_is_refused_says_why() {
 }
 
 #[tokio::test]
-async fn a_client_may_say_all_and_then_listen() {
-    let server = Scripted::start().await;
+async fn a_client_may_half_close_after_its_request() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     stream
@@ -133,8 +133,8 @@ async fn a_client_may_say_all_and_then_listen() {
 }
 
 #[tokio::test]
-async fn requests_may_come_before_answers() {
-    let server = Scripted::start().await;
+async fn pipelined_requests() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let request = "GET /text HTTP/1.1\r\nHost: a.example\r\n\r\n";
@@ -148,10 +148,10 @@ async fn requests_may_come_before_answers() {
 }
 
 #[tokio::test]
-async fn requests_have_a_rate() {
-    /// Two seconds' worth, of which a quarter of a second's is free.
+async fn requests_have_a_rate_limit() {
+    /// Two seconds at the full rate, of which the burst covers a quarter of a second.
     const REQUESTS: usize = 4000;
-    let server = Scripted::start().await;
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let start = std::time::Instant::now();
@@ -171,8 +171,8 @@ async fn requests_have_a_rate() {
 }
 
 #[tokio::test]
-async fn a_server_that_closes_is_no_loss() {
-    let server = Scripted::start().await;
+async fn a_closed_upstream_connection_is_opened_again() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let answer = ask(
@@ -181,13 +181,13 @@ async fn a_server_that_closes_is_no_loss() {
     )
     .await;
     assert!(answer.ends_with("hello"), "{answer}");
-    // Its close is passed on, so that the client opens another connection.
+    // The close is relayed, so that the client opens another connection.
     assert!(read_all(&mut stream).await.unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn a_server_that_breaks_off_is_a_reset() {
-    let server = Scripted::start().await;
+async fn an_upstream_that_aborts_is_a_reset() {
+    let server = TestServer::start().await;
     for path in ["/nothing", "/half", "/nonsense", "/101"] {
         let stage = open(&server).await;
         let answer = stage
@@ -198,7 +198,7 @@ async fn a_server_that_breaks_off_is_a_reset() {
 }
 
 #[tokio::test]
-async fn nobody_there() {
+async fn an_unreachable_upstream() {
     let stage = Stage::open(policy(&["a.example"], &[]), HTTP, nobody().await).await;
     stage.tell("a.example", ADDRESS);
     assert!(is_reset(
@@ -213,12 +213,12 @@ async fn nobody_there() {
 }
 
 #[tokio::test]
-async fn a_policy_that_changes_cuts_and_is_asked_each_time() {
-    let server = Scripted::start().await;
+async fn a_policy_change_closes_and_counts_for_each_request() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     ask(&mut stream, "GET /text HTTP/1.1\r\nHost: b.example\r\n\r\n").await;
-    stage.ward.set_policy(policy(&["b.example"], &[]));
+    stage.sandbox.set_policy(policy(&["b.example"], &[]));
     sleep(Duration::from_millis(20)).await;
     let answer = ask(&mut stream, "GET /text HTTP/1.1\r\nHost: a.example\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
@@ -229,7 +229,7 @@ async fn a_policy_that_changes_cuts_and_is_asked_each_time() {
         .await
         .unwrap();
     read_head(&mut stream).await;
-    stage.ward.set_policy(policy(&["a.example"], &[]));
+    stage.sandbox.set_policy(policy(&["a.example"], &[]));
     assert!(is_reset(&read_all(&mut stream).await));
     let flows = stage.flows(3).await;
     assert_eq!(
@@ -239,8 +239,8 @@ async fn a_policy_that_changes_cuts_and_is_asked_each_time() {
 }
 
 #[tokio::test]
-async fn under_all_a_host_is_looked_at_where_one_is_denied() {
-    let server = Scripted::start().await;
+async fn under_all_the_host_is_checked_if_names_are_denied() {
+    let server = TestServer::start().await;
     let stage = Stage::open(policy(&["all"], &["evil.test"]), HTTP, server.address).await;
     let mut stream = stage.connect().await;
     for host in ["a.example", "93.184.215.14"] {
@@ -259,8 +259,8 @@ async fn under_all_a_host_is_looked_at_where_one_is_denied() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_too_little_is_not_waited_for() {
-    let server = Scripted::start().await;
+async fn an_incomplete_head_times_out() {
+    let server = TestServer::start().await;
     for said in [&b""[..], b"GET / HT", b"GET / HTTP/1.1\r\nHost: a.exa"] {
         let stage = open(&server).await;
         let mut stream = stage.connect().await;
@@ -274,8 +274,8 @@ async fn who_says_too_little_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_given_up_does_not_keep_a_connection() {
-    let server = Scripted::start().await;
+async fn an_abandoned_client_is_closed() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let request = b"GET /never HTTP/1.1\r\nHost: a.example\r\n\r\n";
     let mut waits = stage.connect().await;

@@ -1,9 +1,9 @@
-//! What ends a connection that was allowed.
+//! What closes a connection that was allowed: policy changes, dropping the gate.
 
 use super::*;
 
 #[tokio::test]
-async fn a_policy_that_changes_cuts_what_it_no_longer_allows() {
+async fn a_policy_change_closes_denied_connections() {
     for (to, allow) in [
         (SSH, "git.example:22"),
         (SSH, "all"),
@@ -16,13 +16,13 @@ async fn a_policy_that_changes_cuts_what_it_no_longer_allows() {
         for change in [policy(&[allow], &["other.test"]), policy(&[allow], &[])] {
             stream.write_all(b"x").await.unwrap();
             stream.read_exact(&mut byte).await.unwrap();
-            stage.ward.set_policy(change);
+            stage.sandbox.set_policy(change);
             sleep(Duration::from_millis(20)).await;
         }
         stream.write_all(b"x").await.unwrap();
         stream.read_exact(&mut byte).await.unwrap();
         let cut = Instant::now();
-        stage.ward.set_policy(policy(&["other.example"], &[]));
+        stage.sandbox.set_policy(policy(&["other.example"], &[]));
         assert!(is_reset(&read_all(&mut stream).await));
         assert!(
             cut.elapsed() < Duration::from_secs(1),
@@ -36,12 +36,12 @@ async fn a_policy_that_changes_cuts_what_it_no_longer_allows() {
 }
 
 #[tokio::test]
-async fn what_waits_in_buffers_is_not_sent_after_a_cut() {
+async fn buffered_bytes_are_not_sent_after_a_policy_change() {
     let (told, mut heard) = tokio::sync::mpsc::channel(1);
     let server = server(move |mut stream| {
         let told = told.clone();
         async move {
-            // Not read until the connection was cut.
+            // Not read until the connection was closed.
             sleep(Duration::from_millis(500)).await;
             let read = stream.read_to_end(&mut Vec::new()).await;
             told.send(is_reset(&read)).await.map_err(io::Error::other)
@@ -51,12 +51,12 @@ async fn what_waits_in_buffers_is_not_sent_after_a_cut() {
     let mut stream = stage.connect().await;
     let flood = vec![7; 16 << 20];
     let _ = timeout(Duration::from_millis(200), stream.write_all(&flood)).await;
-    stage.ward.set_policy(policy(&["none"], &[]));
+    stage.sandbox.set_policy(policy(&["none"], &[]));
     assert!(timeout(SOON, heard.recv()).await.unwrap().unwrap());
 }
 
 #[tokio::test]
-async fn dropping_the_gate_ends_everything() {
+async fn dropping_the_gate_closes_all_connections() {
     let stage = Stage::open(policy(&["all"], &[]), SSH, echo().await).await;
     let mut stream = stage.connect().await;
     stream.write_all(b"x").await.unwrap();

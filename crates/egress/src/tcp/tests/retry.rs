@@ -1,4 +1,4 @@
-//! Servers that want a second hello.
+//! Servers that send a HelloRetryRequest.
 
 use super::*;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
@@ -7,15 +7,15 @@ use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What a server says that wants another hello: enough of it.
+/// The beginning of a HelloRetryRequest.
 fn retry() -> Vec<u8> {
     let mut body = vec![2, 0, 0, 40, 3, 3];
-    body.extend(crate::tcp::opening::RETRY);
+    body.extend(crate::tcp::hello_retry::RETRY);
     body.extend([0; 6]);
     record(&body)
 }
 
-/// Asks for another hello, and says back what comes then.
+/// A server that sends a HelloRetryRequest and echoes what follows.
 async fn asks_again() -> SocketAddr {
     server(|mut stream| async move {
         let mut first = vec![0; hello_of(&[sni(b"a.example")]).len()];
@@ -33,7 +33,7 @@ async fn second(bytes: &[u8]) -> (Stage, io::Result<Vec<u8>>) {
     stage.tell("a.example", ADDRESS);
     let mut stream = stage.connect().await;
     let first = hello_of(&[sni(b"a.example")]);
-    // What comes second is sent with the first: nothing may reach the server before it is checked.
+    // The second ClientHello is sent with the first: it must not reach the server unchecked.
     stream.write_all(&[&first, bytes].concat()).await.unwrap();
     let mut answer = vec![0; retry().len()];
     stream.read_exact(&mut answer).await.unwrap();
@@ -44,7 +44,7 @@ async fn second(bytes: &[u8]) -> (Stage, io::Result<Vec<u8>>) {
 }
 
 #[tokio::test]
-async fn a_second_hello_must_have_the_same_name() {
+async fn a_second_client_hello_must_have_the_same_name() {
     let same = hello_of(&[(16, vec![0, 3, 2, b'h', b'2']), sni(b"a.example")]);
     let ccs = [20, 3, 3, 0, 1, 1];
     let early = [23, 3, 3, 0, 4, 1, 2, 3, 4];
@@ -78,10 +78,10 @@ async fn a_second_hello_must_have_the_same_name() {
     }
 }
 
-/// A client and a server that speak real TLS through the gate. The client offers a key that the
-/// server does not take, so that there is a second hello, or one that it does.
+/// A TLS client and server (rustls) through the gate, with a key share that the server rejects, which
+/// causes a HelloRetryRequest, and with one that it accepts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn real_tls_with_and_without_a_second_hello() {
+async fn real_tls_with_and_without_hello_retry_request() {
     let made = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
     for group in [
         rustls::crypto::ring::kx_group::X25519,

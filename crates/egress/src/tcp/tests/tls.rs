@@ -1,4 +1,4 @@
-//! Port 443.
+//! TLS on port 443.
 
 use super::*;
 use tokio::net::TcpStream;
@@ -32,7 +32,7 @@ async fn an_allowed_name_with_its_address() {
 }
 
 #[tokio::test]
-async fn under_all_a_name_is_looked_at_where_one_is_denied() {
+async fn under_all_the_sni_is_checked_if_names_are_denied() {
     let deny = &["b.example"];
     let want = "allowed a.example 93.184.215.14:443 all";
     assert_eq!(allowed(&["all"], deny, &hello("a.example")).await, want);
@@ -58,7 +58,7 @@ async fn under_all_a_name_is_looked_at_where_one_is_denied() {
 }
 
 #[tokio::test]
-async fn everything_else_is_denied() {
+async fn connections_without_an_allowed_name_are_denied() {
     let told = &["a.example", "b.example"];
     let hidden = hello_of(&[sni(b"a.example"), (0xfe0d, vec![0; 64])]);
     let two = hello_of(&[sni(b"a.example"), sni(b"b.example")]);
@@ -83,7 +83,7 @@ async fn everything_else_is_denied() {
     ] {
         assert_eq!(denied(&["a.example"], &[], TLS, told, &said).await, want);
     }
-    // Allowed, but the address is not one that anybody said it has.
+    // The name is allowed, but DNS did not return this address for it.
     let want = "unresolved a.example 93.184.215.14:443 -";
     assert_eq!(
         denied(
@@ -104,7 +104,7 @@ async fn everything_else_is_denied() {
 }
 
 #[tokio::test]
-async fn a_slow_hello_arrives() {
+async fn a_client_hello_in_many_small_writes_is_accepted() {
     let stage = Stage::open(policy(&["a.example"], &[]), TLS, echo().await).await;
     stage.tell("a.example", ADDRESS);
     let mut stream = stage.connect().await;
@@ -119,7 +119,7 @@ async fn a_slow_hello_arrives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_too_little_is_not_waited_for() {
+async fn an_incomplete_client_hello_times_out() {
     for (said, want) in [(&b""[..], "no_name"), (&[22, 3, 1], "malformed")] {
         let flow = denied(&["a.example"], &[], TLS, &[], said).await;
         assert_eq!(flow, format!("{want} - 93.184.215.14:443 -"));
@@ -127,21 +127,21 @@ async fn who_says_too_little_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn who_leaves_without_a_word_is_written_down() {
+async fn a_close_without_a_client_hello_is_logged() {
     let stage = Stage::open(policy(&["a.example"], &[]), TLS, nobody().await).await;
     drop(stage.connect().await);
     assert_eq!(stage.flow().await, "no_name - 93.184.215.14:443 -");
 }
 
 #[tokio::test]
-async fn a_cut_by_name() {
+async fn a_policy_change_closes_by_name() {
     let stage = Stage::open(policy(&["a.example", "b.example"], &[]), TLS, echo().await).await;
     stage.tell("a.example", ADDRESS);
     let mut stream = stage.connect().await;
     let said = hello("a.example");
     stream.write_all(&said).await.unwrap();
     stream.read_exact(&mut vec![0; said.len()]).await.unwrap();
-    stage.ward.set_policy(policy(&["b.example"], &[]));
+    stage.sandbox.set_policy(policy(&["b.example"], &[]));
     assert!(is_reset(&read_all(&mut stream).await));
     let flows = stage.flows(2).await;
     assert_eq!(
@@ -151,7 +151,7 @@ async fn a_cut_by_name() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_up_or_says_no_is_passed_on() {
+async fn alerts_and_closes_of_the_server_are_relayed() {
     for (answer, want) in [
         (&b""[..], &b""[..]),
         (&[21, 3, 3, 0, 2, 2, 40], &[21, 3, 3, 0, 2, 2, 40]),

@@ -1,4 +1,4 @@
-//! Certificate files: whole or not there, keys for root alone.
+//! Certificate files: written atomically; keys are readable by root alone.
 
 use crate::Error;
 use std::fs::{DirBuilder, OpenOptions};
@@ -43,7 +43,7 @@ pub(super) fn write_key(path: &Path, text: &str) -> Result<(), Error> {
     replace(path, text, 0o600).map_err(failed("write", path))
 }
 
-/// Makes a symbolic link, or makes one anew; anything else that has the name stays.
+/// Creates or replaces a symbolic link; anything else of that name stays.
 pub(super) fn link(target: &Path, path: &Path) -> Result<(), Error> {
     let make = || -> io::Result<()> {
         match std::fs::symlink_metadata(path) {

@@ -1,4 +1,4 @@
-//! Certificate requests of anybody's, and what must hold for what they get. For the crate `fuzz`.
+//! Arbitrary certificate requests, and what must hold for the certificates they get. For the crate `fuzz`.
 
 use super::issue::{Authority, CERT_LIFETIME, ForClient};
 use k8e_model::KeyId;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// Makes a certificate if the request is one. Returns what became of it.
+/// Signs the request if it is one. Returns `signed`, or the error.
 pub fn certificate_request(pem: &str) -> String {
     static AUTHORITY: OnceLock<(Authority, KeyId)> = OnceLock::new();
     let (authority, key) = AUTHORITY.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! Making certificates: ECDSA P-256, as K8E's are.
+//! Issues certificates: ECDSA P-256, which `sandbox.v1` clients expect.
 
 use super::names::Name;
 use crate::Error;
@@ -22,19 +22,19 @@ const SERIAL_BYTES: usize = 16;
 /// How long a certificate lives.
 pub(crate) const CERT_LIFETIME: Duration = Duration::from_secs(24 * 3600 * CERT_DAYS as u64);
 
-/// Clocks differ: what is made now is valid for a machine that is an hour behind.
+/// Clock skew: a new certificate is valid on a machine whose clock is an hour behind.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
-/// Who signs.
+/// The certificate authority: its certificate and key.
 pub(super) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     cert_pem: String,
 }
 
-/// What a client's certificate shall say.
+/// What goes into a client's certificate.
 pub(crate) struct ForClient<'a> {
     pub(crate) name: &'a str,
-    /// The API key that it is given for.
+    /// The API key that it is issued for.
     pub(crate) key: &'a KeyId,
     /// No longer than [`CERT_LIFETIME`].
     pub(crate) lifetime: Duration,
@@ -77,7 +77,7 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// For a server with these names.
+    /// A certificate for a server with these names.
     pub(super) fn server(&self, names: &[Name], dir: &Path) -> Result<Issued, Error> {
         let mut params = params("k8e server", CERT_LIFETIME);
         params.subject_alt_names = names.iter().map(Name::san).collect();
@@ -86,7 +86,7 @@ impl Authority {
             .map_err(failed("make the server's certificate", dir))
     }
 
-    /// For a client of this name.
+    /// A certificate for a client of this name.
     pub(super) fn client(&self, name: &str, dir: &Path) -> Result<Issued, Error> {
         let mut params = params(name, CERT_LIFETIME);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -94,8 +94,8 @@ impl Authority {
             .map_err(failed("make a client certificate", dir))
     }
 
-    /// For whoever has the key of this request (PEM, PKCS#10). Its signature must be right; the
-    /// names in it are not looked at. Returns the certificate as PEM, and its number.
+    /// A certificate for the public key of this request (PEM, PKCS#10). Its signature is verified; the names in it are
+    /// ignored. Returns the certificate as PEM, and its serial number.
     pub(super) fn sign(
         &self,
         csr_pem: &str,

@@ -5,7 +5,7 @@ use rcgen::string::Ia5String;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use x509_parser::prelude::{GeneralName, X509Certificate};
 
-/// A machine with more addresses than this has them for others; each one makes handshakes longer.
+/// Addresses in a certificate. A machine with more has them for others; each one makes handshakes longer.
 const ADDRESSES_MAX: usize = 32;
 
 /// A host name or an address.
@@ -39,7 +39,7 @@ pub(crate) fn of_this_machine() -> Vec<Name> {
 // === impl Name ===
 
 impl Name {
-    /// None for what cannot stand in a certificate.
+    /// None for what cannot be in a certificate.
     pub(crate) fn new(text: &str) -> Option<Self> {
         if let Ok(ip) = text.parse() {
             return Some(Self::Ip(ip));

@@ -1,11 +1,11 @@
-//! How the lists of a pod are merged: which are maps, and by which key.
+//! Merge strategy of the lists in a pod spec: list types and map keys (`x-kubernetes-list-type`).
 //!
-//! Two people who apply parts of the same object need this, and the API server refuses two entries with one key.
+//! Server-side apply needs it when several managers own parts of an object; the API server refuses duplicate keys.
 
 use serde_json::{Value, json};
 
-/// Lists that are maps, by the name of the field, and the keys of their entries. A name stands for one thing in all
-/// of PodSpec; where it does not, `under` tells them apart.
+/// Lists of type map: name of the field, and the keys of its entries. The name is unambiguous within PodSpec;
+/// exceptions are in [`mark`].
 const MAPS: &[(&str, &[&str])] = &[
     ("containers", &["name"]),
     ("initContainers", &["name"]),
@@ -25,7 +25,7 @@ const MAPS: &[(&str, &[&str])] = &[
     ("ownerReferences", &["uid"]),
 ];
 
-/// References by name, where Kubernetes takes an empty name for none at all.
+/// References by name in which Kubernetes allows an empty name.
 const REFERENCES: &[&str] = &[
     "configMap",
     "configMapKeyRef",
@@ -37,7 +37,7 @@ const REFERENCES: &[&str] = &[
     "secretRef",
 ];
 
-/// Writes the merge rules into every schema of a pod below `schema`.
+/// Adds the merge strategy to the pod spec in `schema`.
 pub(super) fn annotate(schema: &mut Value) {
     let Some(pod) = schema.pointer_mut("/properties/spec/properties/podTemplate/properties/spec")
     else {
@@ -101,7 +101,7 @@ fn mark(schema: &mut Value, name: &str) {
     complete_keys(schema, keys);
 }
 
-/// A key of a map must be given or have a default.
+/// A map key must be required or have a default.
 fn complete_keys(schema: &mut Value, keys: &[&str]) {
     let Some(items) = schema.get_mut("items") else {
         return;

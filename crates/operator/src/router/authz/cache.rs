@@ -1,4 +1,4 @@
-//! What was asked lately, with its answer: so many at most, and none for long.
+//! TTL cache with a bounded number of entries.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -6,31 +6,31 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Forgets the oldest when it is full.
+/// Each entry has its own TTL. When full, the oldest entry is evicted.
 pub(super) struct Cache<K, V> {
     entries: Mutex<Entries<K, V>>,
     count_max: usize,
 }
 
 struct Entries<K, V> {
-    known: HashMap<K, Known<V>>,
-    /// Oldest first. A key that was asked again is here twice; the first of them is passed over.
+    by_key: HashMap<K, Entry<V>>,
+    /// Eviction order, oldest first. A key that was stored again is in it twice; the first of the two is skipped.
     order: VecDeque<(K, u64)>,
-    /// How many there ever were.
+    /// Number of entries ever stored.
     count: u64,
 }
 
-struct Known<V> {
+struct Entry<V> {
     value: V,
     until: Instant,
-    /// Which of all it is.
+    /// Sequence number, to recognize outdated positions in `order`.
     number: u64,
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
     pub(super) fn new(count_max: usize) -> Self {
         let entries = Entries {
-            known: HashMap::new(),
+            by_key: HashMap::new(),
             order: VecDeque::new(),
             count: 0,
         };
@@ -44,11 +44,11 @@ impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
         self.get_until(key).map(|(value, _)| value)
     }
 
-    /// With when it will be forgotten.
+    /// The value, and when it expires.
     pub(super) fn get_until(&self, key: &K) -> Option<(V, Instant)> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = entries.known.get(key)?;
-        (Instant::now() < known.until).then(|| (known.value.clone(), known.until))
+        let entry = entries.by_key.get(key)?;
+        (Instant::now() < entry.until).then(|| (entry.value.clone(), entry.until))
     }
 
     pub(super) fn put(&self, key: K, value: V, ttl: Duration) {
@@ -59,20 +59,20 @@ impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.count += 1;
         let number = entries.count;
-        let known = Known {
+        let entry = Entry {
             value,
             until,
             number,
         };
-        entries.known.insert(key.clone(), known);
+        entries.by_key.insert(key.clone(), entry);
         entries.order.push_back((key, number));
         while entries.order.len() > self.count_max {
             let Some((oldest, number)) = entries.order.pop_front() else {
                 break;
             };
-            let known = entries.known.get(&oldest);
-            if known.is_some_and(|known| known.number == number) {
-                entries.known.remove(&oldest);
+            let entry = entries.by_key.get(&oldest);
+            if entry.is_some_and(|entry| entry.number == number) {
+                entries.by_key.remove(&oldest);
             }
         }
     }
@@ -83,13 +83,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_bounded_and_forgets() {
+    fn entries_are_bounded_and_expire() {
         let cache = Cache::new(3);
         let ttl = Duration::from_secs(30);
         for n in 0..10 {
             cache.put(n, n, ttl);
         }
-        let entries = |cache: &Cache<i32, i32>| cache.entries.lock().unwrap().known.len();
+        let entries = |cache: &Cache<i32, i32>| cache.entries.lock().unwrap().by_key.len();
         assert_eq!(entries(&cache), 3);
         assert_eq!((cache.get(&6), cache.get(&9)), (None, Some(9)));
         for _ in 0..10 {

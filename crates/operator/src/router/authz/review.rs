@@ -1,8 +1,8 @@
-//! Asks the cluster whose token it is, and whether he may: TokenReview, then SubjectAccessReview.
+//! Authorization by the API server: TokenReview (who is it), then SubjectAccessReview (may they), with a TTL cache.
 //!
-//! The right is `create` on `sandboxes/proxy` of that sandbox, whatever the method of the request: who can talk to
-//! the runtime in a sandbox can run code there, also with a GET. So it is one right, like `pods/exec`, and none that
-//! roles for readers include.
+//! The permission is `create` on `sandboxes/proxy` of the sandbox, for every HTTP method: a client that reaches the
+//! runtime in a sandbox can run code there, also with a GET. So it is one permission, like `pods/exec`, and read-only
+//! roles do not include it.
 
 use super::Denied;
 use super::cache::Cache;
@@ -21,23 +21,23 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-/// Questions to the API server at once: a flood of made-up tokens is not passed on to it.
-const AT_ONCE_MAX: usize = 64;
-/// With waiting for a turn.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Of a no: a right that was just given counts soon.
+/// Concurrent reviews: a flood of invalid tokens must not become a flood of requests to the API server.
+const REVIEWS_MAX: usize = 64;
+/// Timeout of a review, with the wait for a permit.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest TTL of a negative decision, so that a permission that was just granted takes effect soon.
 const DENIED_TTL_MAX: Duration = Duration::from_secs(5);
 
-/// SHA-256, of a token or of a token and a sandbox: tokens themselves are not kept.
+/// SHA-256 of a token, or of a token and a sandbox. Tokens themselves are not kept in memory.
 type Digest = [u8; 32];
 
 pub(in crate::router) struct Reviews {
     tokens: Api<TokenReview>,
     access: Api<SubjectAccessReview>,
     audiences: Option<Vec<String>>,
-    turns: Semaphore,
+    concurrency: Semaphore,
     ttl: Duration,
-    /// Whose token; None for nobody's.
+    /// User of a token; `None` if the token is not valid.
     users: Cache<Digest, Option<Arc<UserInfo>>>,
     /// Whether that token may reach that sandbox.
     decisions: Cache<Digest, bool>,
@@ -51,7 +51,7 @@ impl Reviews {
             tokens: Api::all(client.clone()),
             access: Api::all(client),
             audiences: (!audiences.is_empty()).then(|| audiences.clone()),
-            turns: Semaphore::new(AT_ONCE_MAX),
+            concurrency: Semaphore::new(REVIEWS_MAX),
             ttl: options.authz_tokenreview_ttl,
             users: Cache::new(count_max),
             decisions: Cache::new(count_max),
@@ -71,14 +71,14 @@ impl Reviews {
         let (user, until) = match self.users.get_until(&of_token) {
             Some(known) => known,
             None => {
-                let user = self.ask_who(token, of_token).await?;
+                let user = self.review_token(token, of_token).await?;
                 let ttl = self.ttl_of(user.is_some());
                 (user, Instant::now() + ttl)
             }
         };
-        let user = user.ok_or(Denied::Unknown)?;
-        let allowed = self.ask_whether(&user, target).await?;
-        // Not longer than we know whose token it is: one that was revoked counts for one ttl, not for two.
+        let user = user.ok_or(Denied::Unauthenticated)?;
+        let allowed = self.review_access(&user, target).await?;
+        // Not beyond the TTL of the token's own entry: a revoked token is accepted for one TTL, not for two.
         let left = until.saturating_duration_since(Instant::now());
         let ttl = self.ttl_of(allowed).min(left);
         self.decisions.put(of_both, allowed, ttl);
@@ -89,7 +89,11 @@ impl Reviews {
         }
     }
 
-    async fn ask_who(&self, token: &str, key: Digest) -> Result<Option<Arc<UserInfo>>, Denied> {
+    async fn review_token(
+        &self,
+        token: &str,
+        key: Digest,
+    ) -> Result<Option<Arc<UserInfo>>, Denied> {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: token.to_owned(),
@@ -98,13 +102,13 @@ impl Reviews {
             ..TokenReview::default()
         };
         let answer = self
-            .in_turn(self.tokens.create(&PostParams::default(), &review))
+            .with_limit(self.tokens.create(&PostParams::default(), &review))
             .await?;
         let status = answer.status.unwrap_or_default();
         let meant_for_us = match (&self.audiences, &status.audiences) {
             (None, _) => true,
             (Some(ours), Some(theirs)) => theirs.iter().any(|audience| ours.contains(audience)),
-            // An authenticator that does not know audiences says nothing about them.
+            // An authenticator without support for audiences returns none.
             (Some(_), None) => false,
         };
         let known = status.authenticated == Some(true) && meant_for_us;
@@ -114,7 +118,7 @@ impl Reviews {
         Ok(user)
     }
 
-    async fn ask_whether(&self, user: &UserInfo, target: &Target) -> Result<bool, Denied> {
+    async fn review_access(&self, user: &UserInfo, target: &Target) -> Result<bool, Denied> {
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
                 user: user.username.clone(),
@@ -135,31 +139,33 @@ impl Reviews {
             ..SubjectAccessReview::default()
         };
         let answer = self
-            .in_turn(self.access.create(&PostParams::default(), &review))
+            .with_limit(self.access.create(&PostParams::default(), &review))
             .await?;
         let status = answer.status.unwrap_or_default();
         Ok(status.allowed && status.denied != Some(true))
     }
 
-    /// Errors do not tell callers more than that there was one, and the log nothing of the token.
-    async fn in_turn<T>(
+    /// Runs a review within the concurrency limit and the timeout. Clients do not see the error, the log not the token.
+    async fn with_limit<T>(
         &self,
-        question: impl Future<Output = kube::Result<T>>,
+        review: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Denied> {
-        let asked = async {
-            let _turn = self.turns.acquire().await;
-            question.await
+        let reviewed = async {
+            let _permit = self.concurrency.acquire().await;
+            review.await
         };
-        match timeout(ANSWER_WITHIN, asked).await {
+        match timeout(REVIEW_TIMEOUT, reviewed).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => {
                 tracing::warn!(
-                    "cannot ask the cluster about a token (may the router create tokenreviews and subjectaccessreviews?): {error}"
+                    "cannot review a token (is the router allowed to create tokenreviews and subjectaccessreviews?): {error}"
                 );
                 Err(Denied::Unavailable)
             }
             Err(_) => {
-                tracing::warn!("the cluster said nothing about a token within {ANSWER_WITHIN:?}");
+                tracing::warn!(
+                    "the API server did not answer a token review within {REVIEW_TIMEOUT:?}"
+                );
                 Err(Denied::Unavailable)
             }
         }
@@ -174,7 +180,7 @@ impl Reviews {
     }
 }
 
-/// Lengths first: no two lists of parts look the same.
+/// Hashes the parts, each with its length in front, so that different lists of parts have different digests.
 fn digest(parts: &[&str]) -> Digest {
     let mut context = Context::new(&SHA256);
     for part in parts {

@@ -1,4 +1,4 @@
-//! Scoped tokens, version 1: a sandbox and an expiry, signed with a secret that the router and the minter share.
+//! Scoped tokens, version 1: a sandbox and an expiry, authenticated with a secret that router and minter share.
 //!
 //! `v1.<payload>.<mac>`, both base64url without padding; the MAC is HMAC-SHA256 over a context and the encoded payload.
 
@@ -11,49 +11,49 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Anybody who sees a token can guess at a shorter secret at home.
+/// Shortest secret, in bytes. A shorter one could be found offline from a token, by brute force.
 pub const SECRET_BYTES_MIN: usize = 32;
 
 const VERSION: &str = "v1";
-/// So that nothing else that is signed with the same secret is a token.
+/// Domain separation: a MAC made with the same secret for another purpose is not a token.
 const CONTEXT: &str = "agent-sandbox/scoped-token/v1.";
 
-/// Why there is no token.
+/// Why a token cannot be created.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// It could be guessed.
+    /// The secret is shorter than [`SECRET_BYTES_MIN`]; its length in bytes.
     #[error(
         "the secret for scoped tokens has {0} bytes, but needs {SECRET_BYTES_MIN}; make one with `openssl rand -hex 32`"
     )]
     SecretTooShort(usize),
-    /// No sandbox can have that name.
+    /// The namespace or name is not a DNS label.
     #[error(
         "{0:?} is not the name of a namespace or a sandbox: lower case letters, digits and `-`, at most 63"
     )]
     Name(String),
-    /// Times in tokens are whole seconds.
-    #[error("a token must be good for at least a second; set --ttl")]
+    /// The TTL is less than a second, which is the unit of expiry times.
+    #[error("a token must be valid for at least a second; set --ttl")]
     TooShort,
-    /// Before 1970, or after the end of time.
-    #[error("the clock of this machine is wrong")]
+    /// The system clock is before 1970, or the expiry time does not fit into 64 bits.
+    #[error("cannot compute the expiry of the token; is the system clock right?")]
     Clock,
 }
 
-/// What tokens are made and checked with.
+/// HMAC key that tokens are signed and verified with.
 pub(in crate::router) struct Secret(hmac::Key);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Claims {
     ns: String,
     name: String,
-    /// In Unix time; from this second on the token is none.
+    /// Expiry in Unix seconds; from then on the token is not valid.
     exp: i64,
 }
 
 // === impl Secret ===
 
 impl Secret {
-    /// Space around it is not part of it: files end with a newline.
+    /// Leading and trailing whitespace is ignored: files end with a newline.
     pub(in crate::router) fn new(bytes: &[u8]) -> Result<Self, TokenError> {
         let bytes = bytes.trim_ascii();
         if bytes.len() < SECRET_BYTES_MIN {
@@ -90,22 +90,22 @@ impl Secret {
         ))
     }
 
-    /// Whether the token opens this sandbox now.
+    /// Checks the MAC, the expiry and the sandbox of a token.
     pub(super) fn authorize(
         &self,
         token: &str,
         target: &Target,
         now: SystemTime,
     ) -> Result<(), Denied> {
-        let claims = self.claims(token).ok_or(Denied::Unknown)?;
+        let claims = self.claims(token).ok_or(Denied::Unauthenticated)?;
         if unix(now).is_none_or(|now| now >= claims.exp) {
-            return Err(Denied::Unknown);
+            return Err(Denied::Unauthenticated);
         }
         let same = claims.ns == target.namespace && claims.name == target.name;
         if same { Ok(()) } else { Err(Denied::Forbidden) }
     }
 
-    /// What the token says, if we signed it. The MAC is compared in constant time, before anything is read.
+    /// The claims of a token with a valid MAC. It is compared in constant time, before the payload is parsed.
     fn claims(&self, token: &str) -> Option<Claims> {
         let rest = token.strip_prefix(VERSION)?.strip_prefix('.')?;
         let (payload, mac) = rest.split_once('.')?;
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_is_the_one_that_others_make() {
+    fn the_token_format_is_that_of_agent_sandbox() {
         let secret = Secret::new(SECRET).unwrap();
         let token = secret
             .mint("ns", "sb", Duration::from_secs(60), at(1_700_000_000))
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn it_opens_one_sandbox_for_a_time() {
+    fn a_token_is_valid_for_one_sandbox_until_it_expires() {
         let secret = Secret::new(SECRET).unwrap();
         let token = secret
             .mint("ns", "sb", Duration::from_secs(60), at(1000))
@@ -175,13 +175,13 @@ mod tests {
         let check =
             |namespace, name, now| secret.authorize(&token, &target(namespace, name), at(now));
         assert_eq!(check("ns", "sb", 1059), Ok(()));
-        assert_eq!(check("ns", "sb", 1060), Err(Denied::Unknown));
+        assert_eq!(check("ns", "sb", 1060), Err(Denied::Unauthenticated));
         assert_eq!(check("ns", "other", 1000), Err(Denied::Forbidden));
         assert_eq!(check("other", "sb", 1000), Err(Denied::Forbidden));
     }
 
     #[test]
-    fn a_changed_token_is_none() {
+    fn a_modified_token_is_not_valid() {
         let secret = Secret::new(SECRET).unwrap();
         let token = secret
             .mint("ns", "sb", Duration::from_secs(60), at(1000))
@@ -195,19 +195,19 @@ mod tests {
             };
             let changed = String::from_utf8(changed).unwrap();
             let checked = secret.authorize(&changed, &target("ns", "sb"), at(1000));
-            assert_eq!(checked, Err(Denied::Unknown), "{changed}");
+            assert_eq!(checked, Err(Denied::Unauthenticated), "{changed}");
         }
         let other = Secret::new(&[7; 32]).unwrap();
         let checked = other.authorize(&token, &target("ns", "sb"), at(1000));
-        assert_eq!(checked, Err(Denied::Unknown));
+        assert_eq!(checked, Err(Denied::Unauthenticated));
         for wrong in ["", "v1", "v1.", "v1..", "v2.a.b", &token[3..]] {
             let checked = secret.authorize(wrong, &target("ns", "sb"), at(1000));
-            assert_eq!(checked, Err(Denied::Unknown), "{wrong}");
+            assert_eq!(checked, Err(Denied::Unauthenticated), "{wrong}");
         }
     }
 
     #[test]
-    fn what_would_be_no_token_is_not_made() {
+    fn invalid_names_ttls_and_secrets_are_refused() {
         let secret = Secret::new(SECRET).unwrap();
         let minute = Duration::from_secs(60);
         assert_eq!(

@@ -1,7 +1,7 @@
-//! What is taken off, changed and added on the way: credentials stay here, and what is between two hops stays there.
+//! Header rewriting of the proxy: removes hop-by-hop headers and credentials, sets X-Forwarded-*.
 
 use super::Caller;
-use crate::router::answer::Refusal;
+use crate::router::refusal::Refusal;
 use hyper::body::Incoming;
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, FORWARDED, HOST,
@@ -10,38 +10,26 @@ use hyper::header::{
 use hyper::http::request::Parts;
 use hyper::http::uri::{Authority, PathAndQuery, Scheme};
 use hyper::{Request, Response, StatusCode, Uri, Version};
+use k8e_net::hop_by_hop;
 use std::net::SocketAddr;
 
-/// Between two hops only, besides what `connection` names.
-const HOP_BY_HOP: [&str; 9] = [
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
-
-/// Made by callers, to find a request again in logs.
+/// Request id set by clients, for the access log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Of that, as much as a log takes.
+/// Longest request id; a longer one is not logged.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// What is spoken with the sandbox.
+/// Protocol towards the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     /// HTTP/1.1.
     Http,
-    /// HTTP/1.1, until both switch to something else.
+    /// HTTP/1.1 with an upgrade, such as a WebSocket.
     Upgrade,
-    /// HTTP/2, with trailers.
+    /// gRPC: HTTP/2 without TLS, with trailers.
     Grpc,
 }
 
@@ -55,7 +43,7 @@ pub(super) fn kind(request: &Request<Incoming>) -> Kind {
     }
 }
 
-/// gRPC as such: `grpc-web` is plain HTTP, and so is whatever comes with HTTP/1.1.
+/// Whether this is native gRPC: `grpc-web`, and any request over HTTP/1.1, is plain HTTP.
 pub(super) fn is_grpc(request: &Request<Incoming>) -> bool {
     let kind = request
         .headers()
@@ -66,14 +54,14 @@ pub(super) fn is_grpc(request: &Request<Incoming>) -> bool {
     named && request.version() == Version::HTTP_2
 }
 
-/// Makes a caller's headers those of the request to the sandbox.
+/// Rewrites the headers of a client's request for the sandbox.
 pub(super) fn to_sandbox(parts: &mut Parts, kind: Kind, caller: Caller) {
     let headers = &mut parts.headers;
     let host = headers.get(HOST).cloned();
     let host = host.or_else(|| HeaderValue::from_str(parts.uri.authority()?.as_str()).ok());
     let protocol = headers.get(UPGRADE).cloned();
     let trailers = kind == Kind::Grpc && headers.contains_key(TE);
-    remove_hop_by_hop(headers);
+    hop_by_hop::remove(headers, &[]);
     for name in [
         HOST,
         AUTHORIZATION,
@@ -87,7 +75,7 @@ pub(super) fn to_sandbox(parts: &mut Parts, kind: Kind, caller: Caller) {
     match kind {
         Kind::Http => {}
         Kind::Upgrade => {
-            // It names the router's host, and sandboxes that check it want their own.
+            // Origin names the host of the router; servers that check it against their own would refuse.
             headers.remove(ORIGIN);
             headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
             headers.extend(protocol.map(|protocol| (UPGRADE, protocol)));
@@ -95,7 +83,7 @@ pub(super) fn to_sandbox(parts: &mut Parts, kind: Kind, caller: Caller) {
         Kind::Grpc => headers.extend(trailers.then(|| (TE, HeaderValue::from_static("trailers")))),
     }
     join_cookies(headers, kind);
-    // Whatever came in these, only what we have seen ourselves is true.
+    // Values sent by the client are replaced: only what the router saw itself can be trusted.
     let address = HeaderValue::from_str(&caller.address.to_string());
     headers.extend(address.ok().map(|address| (FORWARDED_FOR, address)));
     let protocol = HeaderValue::from_static(if caller.tls { "https" } else { "http" });
@@ -103,7 +91,7 @@ pub(super) fn to_sandbox(parts: &mut Parts, kind: Kind, caller: Caller) {
     headers.extend(host.map(|host| (FORWARDED_HOST, host)));
 }
 
-/// Addresses the request to where the sandbox is.
+/// Sets URI, authority or Host, and HTTP version for the address of the sandbox.
 pub(super) fn address<B>(
     request: &mut Request<B>,
     address: SocketAddr,
@@ -128,9 +116,9 @@ pub(super) fn address<B>(
     Ok(())
 }
 
-/// Makes a sandbox's headers those of the answer; `protocol` is what was switched to.
+/// Rewrites the headers of a sandbox's response for the client. `protocol` is the upgraded protocol.
 pub(super) fn to_caller<B>(answer: &mut Response<B>, kind: Kind, protocol: Option<HeaderValue>) {
-    remove_hop_by_hop(answer.headers_mut());
+    hop_by_hop::remove(answer.headers_mut(), &[]);
     if kind == Kind::Upgrade
         && let Some(protocol) = protocol
     {
@@ -138,11 +126,11 @@ pub(super) fn to_caller<B>(answer: &mut Response<B>, kind: Kind, protocol: Optio
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(UPGRADE, protocol);
     }
-    // Of the caller's connection; hyper knows it.
+    // hyper sets the version of the client's connection.
     *answer.version_mut() = Version::default();
 }
 
-/// What its caller calls a request, if that can stand in a log.
+/// The request id of the client, if it is short printable text.
 pub(super) fn request_id(request: &Request<Incoming>) -> Option<String> {
     let id = request.headers().get(REQUEST_ID)?.to_str().ok()?;
     let short = id.len() <= REQUEST_ID_BYTES_MAX && !id.is_empty();
@@ -153,19 +141,7 @@ pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = words(headers, &CONNECTION)
-        .filter_map(|word| HeaderName::from_bytes(word).ok())
-        .collect();
-    for name in named {
-        headers.remove(name);
-    }
-    for name in HOP_BY_HOP {
-        headers.remove(name);
-    }
-}
-
-/// HTTP/2 sends them one by one; HTTP/1.1 knows one line of them.
+/// HTTP/2 may split cookies into several headers; HTTP/1.1 allows one (RFC 9113, 8.2.3).
 fn join_cookies(headers: &mut HeaderMap, kind: Kind) {
     let cookies: Vec<&[u8]> = headers
         .get_all(COOKIE)
@@ -180,28 +156,16 @@ fn join_cookies(headers: &mut HeaderMap, kind: Kind) {
     }
 }
 
-/// To whatever, except to HTTP/2: that would be requests that nobody has looked at.
+/// Whether the client asks for an upgrade to any protocol except h2c, whose requests would bypass authorization.
 fn wants_upgrade(request: &Request<Incoming>) -> bool {
     let headers = request.headers();
-    let mut asks = words(headers, &CONNECTION);
-    let mut protocols = words(headers, &UPGRADE).peekable();
+    let mut protocols = hop_by_hop::tokens(headers, &UPGRADE).peekable();
     request.version() == Version::HTTP_11
-        && asks.any(|word| word.eq_ignore_ascii_case(b"upgrade"))
+        && hop_by_hop::has_token(headers, &CONNECTION, "upgrade")
         && protocols.peek().is_some()
         && protocols.all(|word| {
             !word
                 .get(..2)
                 .is_some_and(|two| two.eq_ignore_ascii_case(b"h2"))
         })
-}
-
-fn words<'h>(
-    headers: &'h HeaderMap,
-    name: &HeaderName,
-) -> impl Iterator<Item = &'h [u8]> + use<'h> {
-    let values = headers.get_all(name).into_iter();
-    values
-        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
-        .map(<[u8]>::trim_ascii)
-        .filter(|word| !word.is_empty())
 }

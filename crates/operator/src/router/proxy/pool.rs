@@ -1,6 +1,6 @@
-//! Connections to sandboxes, used again while a sandbox keeps them open.
+//! Connection pool of the proxy: keep-alive connections to sandboxes, with a limit.
 //!
-//! They are kept by the UID of the pod, not by address alone: addresses pass from pod to pod.
+//! The key has the UID of the pod and not only its address: an address may be reused by another pod.
 
 use super::headers::Kind;
 use crate::router::body::AnyBody;
@@ -19,39 +19,44 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
-/// Less than what servers commonly allow (5 s): a connection that its server closes just as it is used loses a request.
+/// Idle timeout of HTTP/1.1 connections. Less than the usual keep-alive timeout of servers (5 s): a request on a
+/// connection that the server is just closing would be lost.
 const IDLE_MAX: Duration = Duration::from_secs(3);
-/// Of HTTP/2, where closing is announced and nothing is lost.
+/// Idle timeout of HTTP/2 connections, where the server announces the close and no request is lost.
 const IDLE_HTTP2_MAX: Duration = Duration::from_secs(60);
+/// Idle connections per pod and protocol.
 pub(super) const IDLE_PER_POD_MAX: usize = 16;
+/// Pods (and protocols) with idle connections.
 const IDLE_ALL_MAX: usize = 2048;
-/// Between looks at what is idle.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// When all of an answer has been read, its connection is free at once, or never.
+/// Interval at which idle connections are checked.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+/// How long a connection may take to become reusable after its response. When the response was read to its end, that
+/// is at once.
 const FREE_WITHIN: Duration = Duration::from_millis(500);
-/// How long a request waits when all connections are taken: those whose answer was not read to the end, and idle ones,
-/// are given back by then.
-const ROOM_WITHIN: Duration = Duration::from_secs(1);
-/// A sandbox that is gone without a word is noticed by this.
+/// How long a request waits for a permit at the connection limit. Idle connections, and those whose response was not
+/// read to its end, are closed by then.
+const PERMIT_WITHIN: Duration = Duration::from_secs(1);
+/// HTTP/2 keep-alive: interval of pings, and timeout of their answer. Detects dead sandboxes.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_WITHIN: Duration = Duration::from_secs(20);
-/// What one sandbox may have sent that its caller has not read.
+/// HTTP/2 flow control (backpressure): bytes that a sandbox may send before its client has read them.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 
+/// UID of the pod (or DNS name), address, and whether it is gRPC (HTTP/2).
 type Key = (Box<str>, SocketAddr, bool);
 
-/// See the module.
+/// The connection pool; see the module.
 pub(in crate::router) struct Pool {
     idle: Mutex<HashMap<Key, Vec<Idle>>>,
-    /// For all connections, idle ones too: each costs a descriptor and buffers.
-    room: Arc<Semaphore>,
+    /// Connection limit, with idle ones: each needs a file descriptor and buffers.
+    permits: Arc<Semaphore>,
 }
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoConnection {
-    #[error("there are as many connections to sandboxes as there may be")]
+pub(super) enum ConnectError {
+    #[error("the limit of connections to sandboxes is reached")]
     Full,
     #[error(transparent)]
     Dial(#[from] io::Error),
@@ -69,31 +74,32 @@ pub(super) struct Upstream {
 }
 
 enum Sender {
-    One(http1::SendRequest<AnyBody>, Held),
-    /// For many requests at once; ends with the last of them.
-    Many(http2::SendRequest<AnyBody>),
+    Http1(http1::SendRequest<AnyBody>, ConnectionGuard),
+    /// For concurrent requests; the connection ends when the last clone is dropped.
+    Http2(http2::SendRequest<AnyBody>),
 }
 
-/// A connection that can be used.
-pub(super) struct Dialled {
+/// A connection for one request.
+pub(super) struct Connected {
     pub(super) upstream: Upstream,
-    /// Whether it was there before: then it may be gone already.
+    /// Whether it comes from the pool: then the sandbox may have closed it already.
     pub(super) reused: bool,
 }
 
-/// Ends a connection with whoever holds this, and gives its place back; also that of one that became a tunnel.
-struct Held {
-    carried: AbortHandle,
-    _place: OwnedSemaphorePermit,
+/// Guard of an HTTP/1.1 connection: dropping it aborts the connection's task and releases its permit, also after an
+/// upgrade.
+struct ConnectionGuard {
+    task: AbortHandle,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// Puts a connection back when it is dropped, if it is still good.
-pub(super) struct Returning {
+/// Returns a connection to the pool when dropped, if it can be reused.
+pub(super) struct ReturnToPool {
     pool: Arc<Pool>,
     upstream: Option<Upstream>,
 }
 
-/// Why a request has no answer, and the request if nothing of it was sent.
+/// The error of a request, and the request itself if no byte of it was sent.
 type Unsent = (hyper::Error, Option<Request<AnyBody>>);
 
 // === impl Pool ===
@@ -102,14 +108,14 @@ impl Pool {
     pub(super) fn new(connections_max: usize) -> Self {
         Self {
             idle: Mutex::default(),
-            room: Arc::new(Semaphore::new(connections_max)),
+            permits: Arc::new(Semaphore::new(connections_max)),
         }
     }
 
-    /// Closes what nobody uses. Never ends.
+    /// Closes connections at their idle timeout. Never returns.
     pub(in crate::router) async fn upkeep(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             idle.retain(|_, connections| {
                 connections.retain(Idle::is_good);
@@ -124,56 +130,57 @@ impl Pool {
         address: SocketAddr,
         kind: Kind,
         within: Duration,
-    ) -> Result<Dialled, NoConnection> {
+    ) -> Result<Connected, ConnectError> {
         let key = (Box::from(pod), address, kind == Kind::Grpc);
-        // What is switched to another protocol never comes back: it gets a connection of its own.
+        // An upgraded connection is never returned to the pool.
         if kind != Kind::Upgrade
             && let Some(sender) = self.take(&key)
         {
             let upstream = Upstream { key, sender };
-            return Ok(Dialled {
+            return Ok(Connected {
                 upstream,
                 reused: true,
             });
         }
-        let place = self.place().await?;
-        let dialled = timeout(within, dial(address, kind, place)).await;
+        let permit = self.permit().await?;
+        let dialled = timeout(within, dial(address, kind, permit)).await;
         let sender = dialled.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        if let Sender::Many(sender) = &sender {
-            self.put(key.clone(), Sender::Many(sender.clone()));
+        if let Sender::Http2(sender) = &sender {
+            self.put(key.clone(), Sender::Http2(sender.clone()));
         }
         let upstream = Upstream { key, sender };
-        Ok(Dialled {
+        Ok(Connected {
             upstream,
             reused: false,
         })
     }
 
-    /// A place for one more connection; idle ones make room.
-    async fn place(&self) -> Result<OwnedSemaphorePermit, NoConnection> {
-        if let Ok(place) = Arc::clone(&self.room).try_acquire_owned() {
-            return Ok(place);
+    /// A permit for one more connection. At the limit, idle connections are closed first.
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, ConnectError> {
+        if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
+            return Ok(permit);
         }
         self.drop_idle();
-        let place = timeout(ROOM_WITHIN, Arc::clone(&self.room).acquire_owned()).await;
-        place.ok().and_then(Result::ok).ok_or(NoConnection::Full)
+        let permit = timeout(PERMIT_WITHIN, Arc::clone(&self.permits).acquire_owned()).await;
+        permit.ok().and_then(Result::ok).ok_or(ConnectError::Full)
     }
 
-    /// Those that nobody has used lately. Of HTTP/2 one cannot see more than that.
+    /// Closes idle HTTP/1.1 connections, and HTTP/2 connections without a recent request: whether those are idle is not
+    /// known.
     fn drop_idle(&self) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|_, connections| {
             connections.retain(|idle| match idle.sender {
-                Sender::One(..) => false,
-                Sender::Many(_) => idle.is_good() && idle.since.elapsed() < IDLE_MAX,
+                Sender::Http1(..) => false,
+                Sender::Http2(_) => idle.is_good() && idle.since.elapsed() < IDLE_MAX,
             });
             !connections.is_empty()
         });
     }
 
-    /// Takes it back when what it returns is dropped.
-    pub(super) fn returning(self: &Arc<Self>, upstream: Upstream) -> Returning {
-        Returning {
+    /// A guard that returns the connection to the pool when dropped.
+    pub(super) fn return_on_drop(self: &Arc<Self>, upstream: Upstream) -> ReturnToPool {
+        ReturnToPool {
             pool: Arc::clone(self),
             upstream: Some(upstream),
         }
@@ -183,14 +190,14 @@ impl Pool {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = idle.get_mut(key)?;
         connections.retain(Idle::is_good);
-        // The last one put there: the others may end.
+        // The most recently used one, so that surplus connections reach their idle timeout.
         let taken = match connections.last_mut() {
             Some(Idle {
-                sender: Sender::Many(sender),
+                sender: Sender::Http2(sender),
                 since,
             }) => {
                 *since = Instant::now();
-                Some(Sender::Many(sender.clone()))
+                Some(Sender::Http2(sender.clone()))
             }
             Some(_) => connections.pop().map(|idle| idle.sender),
             None => None,
@@ -204,8 +211,8 @@ impl Pool {
     fn put(&self, key: Key, sender: Sender) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let full = idle.len() >= IDLE_ALL_MAX && !idle.contains_key(&key);
-        // Somebody may wait for the place of a connection that only one can use.
-        let wanted = matches!(sender, Sender::One(..)) && self.room.available_permits() == 0;
+        // At the limit, the permit is released for a waiting request instead.
+        let wanted = matches!(sender, Sender::Http1(..)) && self.permits.available_permits() == 0;
         if full || wanted {
             return;
         }
@@ -222,8 +229,8 @@ impl Pool {
 impl Idle {
     fn is_good(&self) -> bool {
         match &self.sender {
-            Sender::One(sender, _) => sender.is_ready() && self.since.elapsed() < IDLE_MAX,
-            Sender::Many(sender) => !sender.is_closed() && self.since.elapsed() < IDLE_HTTP2_MAX,
+            Sender::Http1(sender, _) => sender.is_ready() && self.since.elapsed() < IDLE_MAX,
+            Sender::Http2(sender) => !sender.is_closed() && self.since.elapsed() < IDLE_HTTP2_MAX,
         }
     }
 }
@@ -235,14 +242,14 @@ impl Upstream {
         self.key.1
     }
 
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the head of the response.
     pub(super) async fn send(
         &mut self,
         request: Request<AnyBody>,
     ) -> Result<Response<Incoming>, Unsent> {
         let sent = match &mut self.sender {
-            Sender::One(sender, _) => sender.try_send_request(request).await,
-            Sender::Many(sender) => sender.try_send_request(request).await,
+            Sender::Http1(sender, _) => sender.try_send_request(request).await,
+            Sender::Http2(sender) => sender.try_send_request(request).await,
         };
         sent.map_err(|mut error| {
             let unsent = error.take_message();
@@ -251,35 +258,35 @@ impl Upstream {
     }
 }
 
-// === impl Returning ===
+// === impl ReturnToPool ===
 
-impl Drop for Returning {
+impl Drop for ReturnToPool {
     fn drop(&mut self) {
         let Some(Upstream { key, sender }) = self.upstream.take() else {
             return;
         };
-        let Sender::One(mut sender, held) = sender else {
+        let Sender::Http1(mut sender, guard) = sender else {
             return;
         };
         let pool = Arc::clone(&self.pool);
-        // It becomes free in its own task. One whose answer was not read to the end does not.
+        // The connection's task makes it ready again, unless the response was not read to its end.
         tokio::spawn(async move {
             if let Ok(Ok(())) = timeout(FREE_WITHIN, sender.ready()).await {
-                pool.put(key, Sender::One(sender, held));
+                pool.put(key, Sender::Http1(sender, guard));
             }
         });
     }
 }
 
-// === impl Held ===
+// === impl ConnectionGuard ===
 
-impl Drop for Held {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        self.carried.abort();
+        self.task.abort();
     }
 }
 
-async fn dial(address: SocketAddr, kind: Kind, place: OwnedSemaphorePermit) -> io::Result<Sender> {
+async fn dial(address: SocketAddr, kind: Kind, permit: OwnedSemaphorePermit) -> io::Result<Sender> {
     let stream = TcpStream::connect(address).await?;
     let _ = stream.set_nodelay(true);
     let stream = TokioIo::new(stream);
@@ -298,9 +305,9 @@ async fn dial(address: SocketAddr, kind: Kind, place: OwnedSemaphorePermit) -> i
             if let Err(error) = connection.await {
                 tracing::debug!("a connection to a sandbox ended: {error}");
             }
-            drop(place);
+            drop(permit);
         });
-        return Ok(Sender::Many(sender));
+        return Ok(Sender::Http2(sender));
     }
     let (sender, connection) = http1::Builder::new()
         .max_header_size(HEAD_BYTES_MAX)
@@ -308,14 +315,14 @@ async fn dial(address: SocketAddr, kind: Kind, place: OwnedSemaphorePermit) -> i
         .handshake(stream)
         .await
         .map_err(io::Error::other)?;
-    let carried = tokio::spawn(async move {
+    let task = tokio::spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!("a connection to a sandbox ended: {error}");
         }
     });
-    let held = Held {
-        carried: carried.abort_handle(),
-        _place: place,
+    let guard = ConnectionGuard {
+        task: task.abort_handle(),
+        _permit: permit,
     };
-    Ok(Sender::One(sender, held))
+    Ok(Sender::Http1(sender, guard))
 }

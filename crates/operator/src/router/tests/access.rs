@@ -1,4 +1,4 @@
-//! Who is let through: scoped tokens, and the cluster's word as a stand-in for its API server gives it.
+//! Authorization: scoped tokens, and token reviews with a fake API server.
 
 use super::*;
 use crate::router::authz::token::Secret;
@@ -7,10 +7,10 @@ use std::time::SystemTime;
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 
-/// What the stand-in was asked.
+/// Requests that the fake API server received.
 type Asked = Arc<Mutex<Vec<Value>>>;
 
-/// Knows the token `good`, whose user may reach `team/sb`, and `other`, whose user may reach nothing.
+/// A fake API server. The user of the token `good` may reach `team/sb`, the user of `other` nothing.
 fn cluster(asked: Asked) -> kube::Client {
     let service = tower::service_fn(move |request: Request<kube::client::Body>| {
         let asked = Arc::clone(&asked);
@@ -63,13 +63,13 @@ async fn status(router: &Router, sandbox: &Sandbox, name: &str, token: Option<&s
 }
 
 #[tokio::test]
-async fn the_cluster_says_who_may_reach_which() {
+async fn token_reviews_decide_and_are_cached() {
     let asked = Asked::default();
     let flags = options(&[]);
     assert_eq!(
         flags.authz_mode,
         crate::router::AuthzMode::Tokenreview,
-        "unless somebody says otherwise"
+        "the default needs a token"
     );
     let authorizer = Authorizer::new(&flags, &cluster(Arc::clone(&asked))).unwrap();
     let (router, sandbox) = (
@@ -89,7 +89,7 @@ async fn the_cluster_says_who_may_reach_which() {
     assert_eq!(
         count(),
         2,
-        "no token, and one that is too long, are nobody else's business"
+        "no token, and one that is too long, are not sent to the API server"
     );
     assert_eq!(status(&router, &sandbox, "sb", Some("good")).await, 200);
     let review = asked.lock().unwrap()[3].clone();
@@ -116,7 +116,7 @@ async fn the_cluster_says_who_may_reach_which() {
 }
 
 #[tokio::test]
-async fn a_token_must_be_meant_for_us() {
+async fn a_token_needs_one_of_the_audiences() {
     let flags = options(&["--authz-tokenreview-audiences=sandboxes"]);
     let asked = Asked::default();
     let authorizer = Authorizer::new(&flags, &cluster(Arc::clone(&asked))).unwrap();
@@ -125,7 +125,7 @@ async fn a_token_must_be_meant_for_us() {
         Sandbox::mirror().await,
     );
     router.knows("sb", &sandbox);
-    // The stand-in does not say for whom the token is.
+    // The fake API server returns no audiences.
     assert_eq!(status(&router, &sandbox, "sb", Some("good")).await, 401);
     assert_eq!(
         asked.lock().unwrap()[0]["spec"]["audiences"],
@@ -134,7 +134,7 @@ async fn a_token_must_be_meant_for_us() {
 }
 
 #[tokio::test]
-async fn a_scoped_token_opens_one_sandbox() {
+async fn a_scoped_token_is_valid_for_one_sandbox() {
     let authorizer = Authorizer::Scoped(Secret::new(SECRET).unwrap());
     let (router, sandbox) = (
         Router::start_with(options(&[]), authorizer).await,

@@ -1,4 +1,4 @@
-//! Which pods are known, and when.
+//! The endpoint index: which pods are in it, and since when.
 
 use super::*;
 use crate::crd::names::WARM_POOL;
@@ -35,7 +35,7 @@ fn address(index: &Index, name: &str) -> Result<String, Missing> {
 }
 
 #[test]
-fn only_ready_pods_that_a_sandbox_owns_are_known() {
+fn only_ready_pods_controlled_by_a_sandbox_are_indexed() {
     let index = index();
     let not_known = [
         json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}),
@@ -64,7 +64,7 @@ fn only_ready_pods_that_a_sandbox_owns_are_known() {
 }
 
 #[test]
-fn a_pod_that_only_says_that_it_is_a_sandboxs_comes_last() {
+fn a_pod_with_a_forged_owner_reference_comes_last() {
     let index = index();
     let owner = json!([{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": "sb", "uid": "uid-sb", "controller": true}]);
     let older = json!({"metadata": {"ownerReferences": owner, "creationTimestamp": "2020-01-01T00:00:00Z"}});
@@ -76,7 +76,7 @@ fn a_pod_that_only_says_that_it_is_a_sandboxs_comes_last() {
 }
 
 #[test]
-fn a_new_list_replaces_the_old_one_at_once() {
+fn a_new_list_replaces_the_old_one_atomically() {
     let index = Index::new(false);
     assert!(!index.is_ready());
     index.apply(Event::Init);
@@ -97,7 +97,7 @@ fn a_new_list_replaces_the_old_one_at_once() {
 }
 
 #[test]
-fn both_families_of_addresses_count() {
+fn ipv4_and_ipv6_addresses_are_indexed() {
     let index = index();
     let both = json!({"status": {"podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]}});
     index.apply(Event::Apply(pod_with("sb", "10.0.0.1", both)));
@@ -119,7 +119,7 @@ fn both_families_of_addresses_count() {
 }
 
 #[tokio::test]
-async fn a_request_waits_for_news_of_its_sandbox() {
+async fn a_request_waits_for_its_endpoint() {
     let index = index();
     let pooled = json!({"metadata": {"labels": {WARM_POOL: "0a0a0a0a"}}});
     index.apply(Event::Apply(pod_with("sb", "10.0.0.1", pooled)));
@@ -140,7 +140,7 @@ async fn a_request_waits_for_news_of_its_sandbox() {
 }
 
 #[tokio::test]
-async fn the_watch_fills_it() {
+async fn the_watch_fills_the_index() {
     let (events, received) = mpsc::channel::<Value>(8);
     let received = Arc::new(std::sync::Mutex::new(Some(received)));
     let service = tower::service_fn(move |request: Request<kube::client::Body>| {

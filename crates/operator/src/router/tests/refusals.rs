@@ -1,4 +1,4 @@
-//! What is not passed on, and what its caller is told.
+//! Refused requests and their error responses.
 
 use super::*;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -14,7 +14,7 @@ async fn refused(router: &Router, headers: &[(&str, &str)]) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn what_is_invalid_is_said_in_the_words_that_clients_know() {
+async fn invalid_headers_get_the_texts_that_clients_match() {
     let router = Router::start(&[]).await;
     let id = ("x-sandbox-id", "sb");
     let rows: [(&[(&str, &str)], &str); 6] = [
@@ -77,7 +77,7 @@ async fn only_the_pods_of_the_sandbox_are_dialled() {
             format!("Could not connect to the backend sandbox: {name} ({why})"),
         )
     };
-    // Nobody's address, and another sandbox's: the request goes to the pod of its own.
+    // An unused address, and that of another sandbox: the request goes to the pod of its own sandbox.
     for ip in ["10.0.0.1", "127.0.0.9"] {
         let request = sandbox.request().header("x-sandbox-pod-ip", ip);
         let heard = router.ask(request.body(no_body()).unwrap()).await;
@@ -89,16 +89,16 @@ async fn only_the_pods_of_the_sandbox_are_dialled() {
         ("x-sandbox-pod-ip", "127.0.0.1"),
     ])
     .await;
-    assert_eq!(unknown, words("unknown", "no ready pod of it is known"));
+    assert_eq!(unknown, words("unknown", "it has no ready pod"));
     let other_uid = words(
         "sb",
-        "X-Sandbox-UID is not the UID of the sandbox that has this name now",
+        "the sandbox with this name has another UID than X-Sandbox-UID",
     );
     assert_eq!(ask(&[sb, ("x-sandbox-uid", "uid-old")]).await, other_uid);
     assert_eq!(
         ask(&[warm]).await,
-        words("warm", "no ready pod of it is known"),
-        "nobody has claimed it"
+        words("warm", "it has no ready pod"),
+        "it has no claim"
     );
     assert_eq!(ask(&[warm, ("x-sandbox-pod-ip", "127.0.0.1")]).await.0, 502);
     assert_eq!(other.connections(), 0);
@@ -115,12 +115,12 @@ async fn only_the_pods_of_the_sandbox_are_dialled() {
 }
 
 #[tokio::test]
-async fn dns_is_asked_only_when_somebody_wants_that() {
+async fn dns_is_used_only_with_the_flag() {
     let router = Router::start(&["--dns-fallback", "--cluster-domain=invalid"]).await;
     let (status, detail) = refused(&router, &[("x-sandbox-id", "sb")]).await;
     assert_eq!(status, 502);
     assert!(
-        detail.ends_with("(no ready pod of it is known, nor a name in DNS)"),
+        detail.ends_with("(it has no ready pod, and its Service no address in DNS)"),
         "{detail}"
     );
     for more in [
@@ -128,15 +128,12 @@ async fn dns_is_asked_only_when_somebody_wants_that() {
         ("x-sandbox-uid", "uid-sb"),
     ] {
         let (_, detail) = refused(&router, &[("x-sandbox-id", "sb"), more]).await;
-        assert!(
-            detail.ends_with("(no ready pod of it is known)"),
-            "{detail}"
-        );
+        assert!(detail.ends_with("(it has no ready pod)"), "{detail}");
     }
 }
 
 #[tokio::test]
-async fn it_is_no_relay() {
+async fn the_router_is_not_an_open_proxy() {
     let (router, sandbox) = (Router::start(&[]).await, Sandbox::mirror().await);
     router.knows("sb", &sandbox);
     let mut stream = router.connect().await;
@@ -148,7 +145,7 @@ async fn it_is_no_relay() {
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 405");
-    // The address in the request line is nobody's business: the headers say where.
+    // The address in the request line is ignored: the headers name the target.
     let request = Request::get(format!("http://{address}/x"))
         .body(no_body())
         .unwrap();
@@ -157,7 +154,7 @@ async fn it_is_no_relay() {
 }
 
 #[tokio::test]
-async fn nobody_answers_where_nobody_listens() {
+async fn a_closed_port_is_a_bad_gateway() {
     let flags = [
         "--upstream-retry-initial-delay=1ms",
         "--upstream-max-retries=2",
@@ -183,7 +180,7 @@ async fn nobody_answers_where_nobody_listens() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_talks_nonsense_costs_only_its_caller() {
+async fn a_response_that_is_not_http_fails_only_its_request() {
     let router = Router::start(&[]).await;
     let huge = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "x".repeat(1024 * 1024));
     for said in [

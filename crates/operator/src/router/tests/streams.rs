@@ -1,4 +1,4 @@
-//! What takes time or is large: as it comes, not all at once, and not for ever.
+//! Streaming: large and slow bodies, backpressure, WebSockets, timeouts and size limits.
 
 use super::*;
 use futures::{StreamExt as _, stream};
@@ -9,10 +9,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
 const MIB: usize = 1024 * 1024;
-/// What kernels, windows and buffers on the way may hold of a stream that nobody reads.
+/// Bytes of an unread stream that socket buffers, HTTP/2 windows and our buffers may contain.
 const IN_FLIGHT_BYTES_MAX: u64 = 32 * MIB as u64;
 
-/// So many pieces of 64 KiB; `sent` counts what was taken from it.
+/// A body of `pieces` chunks of 64 KiB; `sent` counts the bytes that were read from it.
 fn flood(pieces: usize, sent: Arc<AtomicU64>) -> AnyBody {
     let piece = Bytes::from(vec![7; MIB / 16]);
     let pieces = stream::iter(0..pieces).map(move |_| {
@@ -23,7 +23,7 @@ fn flood(pieces: usize, sent: Arc<AtomicU64>) -> AnyBody {
 }
 
 #[tokio::test]
-async fn events_come_as_they_happen() {
+async fn server_sent_events_are_streamed_without_delay() {
     let router = Router::start(&[]).await;
     let (events, received) = mpsc::channel::<Bytes>(1);
     let received = Arc::new(tokio::sync::Mutex::new(received));
@@ -63,7 +63,7 @@ async fn events_come_as_they_happen() {
 }
 
 #[tokio::test]
-async fn a_hundred_megabytes_pass_both_ways() {
+async fn a_hundred_megabytes_are_streamed_both_ways() {
     let router = Router::start(&[]).await;
     let sandbox = Sandbox::start(|request| async move {
         Response::new(AnyBody::new(request.into_body().map_err(Into::into)))
@@ -104,7 +104,7 @@ async fn a_hundred_megabytes_pass_both_ways() {
 }
 
 #[tokio::test]
-async fn who_does_not_read_is_not_sent_more() {
+async fn a_client_that_does_not_read_causes_backpressure() {
     for http2 in [false, true] {
         let router = Router::start(&[]).await;
         let sent = Arc::new(AtomicU64::new(0));
@@ -133,13 +133,13 @@ async fn who_does_not_read_is_not_sent_more() {
             tokio::spawn(connection);
             sender.send_request(request).await.unwrap()
         };
-        // Until it stands still: nothing more was sent for a while.
+        // Until the stream stalls: no more bytes were sent for a while.
         let mut before = u64::MAX;
         while sent.load(Ordering::Relaxed) != before {
             before = sent.load(Ordering::Relaxed);
             assert!(
                 before < IN_FLIGHT_BYTES_MAX,
-                "{before} bytes are on the way to nobody"
+                "{before} bytes are buffered for a client that does not read"
             );
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
@@ -149,7 +149,7 @@ async fn who_does_not_read_is_not_sent_more() {
 }
 
 #[tokio::test]
-async fn a_websocket_is_bytes_both_ways() {
+async fn a_websocket_is_tunnelled_both_ways() {
     let router = Router::start(&["--proxy-timeout=200ms"]).await;
     let sandbox = Sandbox::start(|mut request: Request<Incoming>| async move {
         assert_eq!(request.headers()["upgrade"], "websocket");
@@ -195,7 +195,7 @@ async fn a_websocket_is_bytes_both_ways() {
     assert!(head.contains("sec-websocket-accept: x"), "{head}");
     let until = tokio::time::Instant::now() + Duration::from_millis(400);
     let mut rounds = 0;
-    // Longer than --proxy-timeout, which is not about these.
+    // Longer than --proxy-timeout, which does not apply to WebSockets.
     while tokio::time::Instant::now() < until {
         stream.write_all(b"ping").await.unwrap();
         let mut echoed = [0; 4];
@@ -213,7 +213,7 @@ async fn a_websocket_is_bytes_both_ways() {
 }
 
 #[tokio::test]
-async fn a_websocket_in_which_nothing_is_said_is_closed() {
+async fn an_idle_websocket_is_closed() {
     let router = Router::start(&["--websocket-idle-timeout=100ms"]).await;
     let sandbox = Sandbox::start(|mut request: Request<Incoming>| async move {
         let upgraded = hyper::upgrade::on(&mut request);
@@ -247,7 +247,7 @@ async fn a_websocket_in_which_nothing_is_said_is_closed() {
 }
 
 #[tokio::test]
-async fn who_takes_too_long_is_not_waited_for() {
+async fn a_slow_sandbox_times_out() {
     let router = Router::start(&["--proxy-timeout=300ms"]).await;
     let sandbox = Sandbox::start(|request: Request<Incoming>| async move {
         if request.uri().path() == "/never" {
@@ -269,7 +269,7 @@ async fn who_takes_too_long_is_not_waited_for() {
         assert_eq!(heard.status, 504, "{timeout}");
         assert_eq!(heard.detail(), "The sandbox did not answer in time: sb");
     }
-    // An answer that does not end is broken off: a caller must not take half of it for all of it.
+    // A response that does not end in time is aborted: a client must not take a part of it for the whole.
     let stream = TokioIo::new(router.connect().await);
     let (mut sender, connection) = http1::handshake(stream).await.unwrap();
     tokio::spawn(connection);
@@ -294,7 +294,7 @@ async fn who_takes_too_long_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_body_may_be_bounded() {
+async fn the_request_body_has_a_size_limit() {
     let (router, sandbox) = (
         Router::start(&["--max-request-body-bytes=100000"]).await,
         Sandbox::mirror().await,
@@ -306,6 +306,6 @@ async fn a_body_may_be_bounded() {
     assert_eq!(
         ask(flood(2, Arc::default())).await.status,
         413,
-        "nobody said how much would come"
+        "there was no content-length"
     );
 }

@@ -1,4 +1,4 @@
-//! The rows that a healthy API server does not bring about.
+//! States that cannot be produced with a healthy API server.
 
 use super::*;
 use crate::crd::SandboxSpec;
@@ -36,7 +36,7 @@ fn words(status: &str, reason: &str, message: &str) -> (String, String, String) 
 }
 
 #[test]
-fn a_pod_that_cannot_be_asked_for_is_unknown() {
+fn a_pod_that_cannot_be_read_is_unknown() {
     let sandbox = sandbox(OperatingMode::Suspended);
     let unknown = words(
         "Unknown",
@@ -55,7 +55,7 @@ fn a_pod_that_cannot_be_asked_for_is_unknown() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn the_message_names_what_is_missing() {
     let sandbox = sandbox(OperatingMode::Running);
     let said = |service| said(&sandbox, Pods::Missing, service, READY);
     let no = |message| words("False", "DependenciesNotReady", message);
@@ -102,7 +102,7 @@ fn a_ready_pod_needs_an_address_and_its_service() {
 }
 
 #[test]
-fn what_the_scheduler_does_not_say_is_filled_in() {
+fn an_empty_or_invalid_scheduler_reason_is_replaced() {
     let verdict = |status: &str| {
         let scheduled = Some((status.to_owned(), String::new(), String::new()));
         scheduled_of(&PodView {
@@ -121,7 +121,7 @@ fn scheduled_of(pod: &PodView) -> Verdict {
 }
 
 #[test]
-fn a_status_that_says_the_same_is_not_written() {
+fn the_order_of_conditions_does_not_matter() {
     let sandbox = sandbox(OperatingMode::Running);
     let children = Children {
         pods: Pods::Missing,

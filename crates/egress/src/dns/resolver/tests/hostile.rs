@@ -1,18 +1,18 @@
-//! Upstreams that are slow, wrong or hostile, and chains that have no end.
+//! Upstreams that are slow, wrong or hostile, and endless CNAME chains.
 
 use super::super::*;
 use super::{QUICK, host, resolve, texts};
-use crate::dns::scripted::{Act, Asked, Upstream, a, closed_port, cname, many};
+use crate::dns::test_upstream::{Act, Asked, Upstream, a, closed_port, cname, many};
 use hickory_proto::op::{Message, MessageType, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use std::time::Instant as Clock;
 use tokio::task::JoinSet;
 
-/// What a busy machine may add.
+/// Additional time on a busy machine.
 const SLACK: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn a_chain_has_an_end() {
+async fn a_cname_chain_is_limited() {
     let step = |n: usize| cname(&format!("h{n}.example"), 60, &format!("h{}.example", n + 1));
     let chain = |length: usize| {
         let mut records: Vec<_> = (0..length).map(step).collect();
@@ -24,20 +24,20 @@ async fn a_chain_has_an_end() {
     assert_eq!(resolved.names.len(), CHAIN_MAX);
     let upstream = Upstream::with(chain(CHAIN_MAX + 1)).await;
     let resolved = resolve(&upstream, "h0.example").await;
-    assert_eq!(resolved, Err(ResolveError::LeadsNowhere));
-    // One step an answer, without end.
+    assert_eq!(resolved, Err(ResolveError::BadAliasChain));
+    // One CNAME per reply, without end.
     let upstream = Upstream::start(move |asked| {
         let number = asked.name.trim_matches(|c: char| !c.is_ascii_digit());
         vec![asked.records(vec![step(number.parse().unwrap())])]
     })
     .await;
     let resolved = resolve(&upstream, "h0.example").await;
-    assert_eq!(resolved, Err(ResolveError::LeadsNowhere));
+    assert_eq!(resolved, Err(ResolveError::BadAliasChain));
     assert_eq!(upstream.asked().len(), CHAIN_MAX + 1);
 }
 
 #[tokio::test]
-async fn loops_and_what_is_no_host() {
+async fn cname_loops_and_invalid_targets_fail() {
     for target in [
         "a.example",
         "b.example",
@@ -52,12 +52,12 @@ async fn loops_and_what_is_no_host() {
         ];
         let upstream = Upstream::with(records).await;
         let resolved = resolve(&upstream, "a.example").await;
-        assert_eq!(resolved, Err(ResolveError::LeadsNowhere), "{target}");
+        assert_eq!(resolved, Err(ResolveError::BadAliasChain), "{target}");
     }
 }
 
 #[tokio::test]
-async fn tcp_that_is_truncated_too_long_or_broken() {
+async fn truncated_oversized_and_malformed_tcp_replies_fail() {
     let bad: [fn(&Asked) -> Act; 4] = [
         |asked| asked.truncated(),
         |asked| asked.records(many("a.example", 1000)),
@@ -78,7 +78,7 @@ async fn tcp_that_is_truncated_too_long_or_broken() {
 }
 
 #[tokio::test]
-async fn only_the_reply_to_the_question_counts() {
+async fn only_the_reply_to_the_query_is_accepted() {
     let upstream = Upstream::start(|asked| {
         let bad = |change: &dyn Fn(&mut Message)| {
             let mut reply = asked.reply();
@@ -113,7 +113,7 @@ async fn only_the_reply_to_the_question_counts() {
 }
 
 #[tokio::test]
-async fn somebody_who_guesses_ids_makes_us_ask_over_tcp() {
+async fn spoofed_replies_cause_a_query_over_tcp() {
     let upstream = Upstream::start(|asked| {
         if asked.tcp {
             return vec![asked.records(vec![a("a.example", 60, "8.8.8.8")])];
@@ -132,7 +132,7 @@ async fn somebody_who_guesses_ids_makes_us_ask_over_tcp() {
 }
 
 #[tokio::test]
-async fn the_next_upstream_is_asked_and_stays_first() {
+async fn failover_to_the_next_upstream_which_stays_first() {
     let good = Upstream::with(vec![
         a("a.example", 60, "8.8.8.8"),
         a("b.example", 60, "8.8.8.8"),
@@ -166,7 +166,7 @@ async fn the_next_upstream_is_asked_and_stays_first() {
 }
 
 #[tokio::test]
-async fn a_question_that_got_lost_is_asked_again() {
+async fn a_lost_query_is_retried() {
     let upstream = Upstream::start(|asked| match asked.number {
         0 | 1 => Vec::new(),
         _ => vec![asked.records(vec![a("a.example", 60, "8.8.8.8")])],
@@ -177,7 +177,7 @@ async fn a_question_that_got_lost_is_asked_again() {
 }
 
 #[tokio::test]
-async fn nobody_answers_and_that_takes_no_longer_than_it_may() {
+async fn unresponsive_upstreams_time_out() {
     let silent = [Upstream::silent().await, Upstream::silent().await];
     let resolver = Resolver::with_timing(silent.iter().map(|one| one.address).collect(), QUICK);
     let start = Clock::now();
@@ -195,7 +195,7 @@ async fn nobody_answers_and_that_takes_no_longer_than_it_may() {
 }
 
 #[tokio::test]
-async fn a_slow_chain_ends_in_time_too() {
+async fn a_slow_cname_chain_times_out() {
     let upstream = Upstream::start(|asked| {
         let target = format!("x{}", asked.name.trim_end_matches('.'));
         let records = vec![cname(asked.name.trim_end_matches('.'), 60, &target)];
@@ -214,7 +214,7 @@ async fn a_slow_chain_ends_in_time_too() {
 }
 
 #[tokio::test]
-async fn a_flood_of_names_has_a_bound() {
+async fn concurrent_lookups_are_limited() {
     let upstream = Upstream::silent().await;
     let timing = Timing {
         once: Duration::from_secs(9),

@@ -1,4 +1,4 @@
-//! Heads that say one thing, and heads that say two.
+//! Unambiguous and ambiguous heads.
 
 use super::*;
 use crate::tcp::testing::name;
@@ -12,14 +12,14 @@ fn request(method: &str, uri: &str, headers: &[(&str, &str)]) -> Parts {
     request.body(()).unwrap().into_parts().0
 }
 
-fn whom(method: &str, uri: &str, hosts: &[&str]) -> Result<Said, Malformed> {
+fn whom(method: &str, uri: &str, hosts: &[&str]) -> Result<RequestedName, Malformed> {
     let hosts: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
     host(&request(method, uri, &hosts))
 }
 
 #[test]
 fn one_host() {
-    let a = Ok(Said::Name(name("a.example")));
+    let a = Ok(RequestedName::Name(name("a.example")));
     assert_eq!(whom("GET", "/", &["a.example"]), a);
     assert_eq!(whom("GET", "/x?y=http://evil.test/", &["A.Example:80"]), a);
     assert_eq!(whom("OPTIONS", "*", &["a.example"]), a);
@@ -38,12 +38,16 @@ fn no_name() {
         &["[::1]"],
         &["[::1]:80"],
     ] {
-        assert_eq!(whom("GET", "/", hosts), Ok(Said::Nothing), "{hosts:?}");
+        assert_eq!(
+            whom("GET", "/", hosts),
+            Ok(RequestedName::Missing),
+            "{hosts:?}"
+        );
     }
 }
 
 #[test]
-fn two_ways_to_read_it() {
+fn ambiguous_hosts_are_malformed() {
     for (method, uri, hosts) in [
         ("GET", "/", &["a.example", "a.example"][..]),
         ("GET", "/", &["a.example", "b.example"]),
@@ -103,7 +107,7 @@ fn a_path_is_never_empty() {
 }
 
 #[test]
-fn what_is_about_the_connection_stays_behind() {
+fn hop_by_hop_headers_are_removed() {
     let (parts, switch) = prepared(
         "GET",
         "http://a.example/x?y",
@@ -129,7 +133,7 @@ fn what_is_about_the_connection_stays_behind() {
 }
 
 #[test]
-fn nobody_can_be_told_to_forget_the_host() {
+fn connection_cannot_remove_host_or_length() {
     let (parts, _) = prepared(
         "POST",
         "/",
@@ -144,7 +148,7 @@ fn nobody_can_be_told_to_forget_the_host() {
 }
 
 #[test]
-fn only_websocket_can_be_switched_to() {
+fn only_websocket_upgrades_are_allowed() {
     let upgrade = |connection, protocol| {
         let headers = [
             ("host", "a"),
@@ -179,13 +183,13 @@ fn only_websocket_can_be_switched_to() {
 }
 
 #[test]
-fn trailers_may_be_asked_for() {
+fn te_trailers_is_kept() {
     let (parts, _) = prepared("GET", "/", &[("connection", "TE"), ("te", "trailers")]);
     assert_eq!(lines(&parts.headers), ["te: trailers", "connection: TE"]);
 }
 
 #[test]
-fn lengths_are_said_in_one_way() {
+fn only_chunked_transfer_encoding_is_allowed() {
     for encodings in [
         &["gzip, chunked"][..],
         &["chunked", "chunked"],
@@ -215,7 +219,7 @@ fn answered(status: u16, headers: &[(&str, &str)], switching: bool) -> Option<Ve
 }
 
 #[test]
-fn answers_go_back_without_what_was_about_the_connection() {
+fn hop_by_hop_headers_of_responses_are_removed() {
     let headers = [
         ("connection", "close, x-hop"),
         ("x-hop", "1"),
@@ -231,7 +235,7 @@ fn answers_go_back_without_what_was_about_the_connection() {
 }
 
 #[test]
-fn a_switch_must_have_been_asked_for() {
+fn a_101_needs_an_upgrade_request() {
     let yes = [("connection", "Upgrade"), ("upgrade", "websocket")];
     assert_eq!(
         answered(101, &yes, true).unwrap(),

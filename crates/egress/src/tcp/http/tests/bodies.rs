@@ -1,13 +1,13 @@
-//! Bodies of every length and of none.
+//! Bodies: chunked, with a length, without one, large.
 
 use super::*;
+use crate::sandbox_net::Limits;
 use crate::tcp::http::LINGER_BYTES_MAX;
-use crate::ward::Limits;
 use std::time::Instant;
 
 #[tokio::test]
 async fn chunks_trailers_and_no_body_at_all() {
-    let server = Scripted::start().await;
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let chunked = "POST /echo HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\
@@ -52,8 +52,8 @@ async fn chunks_trailers_and_no_body_at_all() {
 }
 
 #[tokio::test]
-async fn a_body_that_ends_with_the_connection() {
-    let server = Scripted::start().await;
+async fn a_body_delimited_by_close() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let new = stage
         .say(b"GET /close HTTP/1.1\r\nHost: a.example\r\n\r\n")
@@ -81,8 +81,8 @@ async fn a_body_that_ends_with_the_connection() {
 }
 
 #[tokio::test]
-async fn a_client_that_waits_for_a_go_gets_it() {
-    let server = Scripted::start().await;
+async fn expect_100_continue_is_answered() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let head = "POST /echo HTTP/1.1\r\nHost: a.example\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n";
@@ -96,8 +96,8 @@ async fn a_client_that_waits_for_a_go_gets_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_refused_gets_no_go() {
-    let server = Scripted::start().await;
+async fn a_refused_request_gets_no_100_continue() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let head = "POST /echo HTTP/1.1\r\nHost: evil.test\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n";
@@ -107,7 +107,7 @@ async fn a_client_that_is_refused_gets_no_go() {
 
 #[tokio::test]
 async fn large_bodies_both_ways() {
-    let server = Scripted::start().await;
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let body: Vec<u8> = (0..20_u32 << 20)
@@ -139,8 +139,8 @@ async fn large_bodies_both_ways() {
 }
 
 #[tokio::test]
-async fn bodies_are_as_fast_as_allowed() {
-    let server = Scripted::start().await;
+async fn bodies_are_limited_in_bandwidth() {
+    let server = TestServer::start().await;
     let limits = Limits {
         connections: 4,
         bandwidth: Some(4 << 20),
@@ -159,13 +159,13 @@ async fn bodies_are_as_fast_as_allowed() {
     let answer = ask(&mut stream, "").await;
     assert!(answer.len() > 3 << 20);
     let took = start.elapsed().as_secs_f64();
-    // 6 MiB, both directions together, but for a quarter of a second's worth and the last piece.
+    // 6 MiB, both directions together, minus the burst of a quarter of a second and the last chunk.
     assert!((1.1..10.0).contains(&took), "{took}");
 }
 
 #[tokio::test]
-async fn who_is_still_sending_sees_why_it_was_refused() {
-    let server = Scripted::start().await;
+async fn a_client_that_is_still_sending_gets_the_403() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let body = vec![b'x'; LINGER_BYTES_MAX / 2];

@@ -1,18 +1,18 @@
-//! Attempts to get a request past the check by hiding it in another.
+//! Request smuggling: attempts to hide a request in another.
 
 use super::*;
 
 const EVIL: &str = "GET /evil HTTP/1.1\r\nHost: evil.test\r\n\r\n";
 
-/// What the server heard of it. Whatever that is, it must not be the evil one as a request.
+/// The requests that reach the server. The hidden one must not be among them.
 async fn heard(said: &str) -> Vec<String> {
-    let server = Scripted::start().await;
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     stream.write_all(said.as_bytes()).await.unwrap();
     let _ = stream.shutdown().await;
     let mut answer = Vec::new();
-    // It may be reset or answered, but it ends.
+    // A reset or a response, but the connection ends.
     let _ = timeout(SOON, stream.read_to_end(&mut answer))
         .await
         .expect("it ends");
@@ -27,7 +27,7 @@ async fn heard(said: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn two_lengths() {
+async fn chunked_takes_precedence_over_content_length() {
     let chunked = format!("{:x}\r\n{EVIL}\r\n0\r\n\r\n", EVIL.len());
     for fields in [
         "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n",
@@ -45,7 +45,7 @@ async fn two_lengths() {
 }
 
 #[tokio::test]
-async fn lengths_that_are_none() {
+async fn invalid_lengths_are_malformed() {
     for fields in [
         "Content-Length: 4\r\nContent-Length: 5\r\n",
         "Content-Length: 4, 5\r\n",
@@ -68,7 +68,7 @@ async fn lengths_that_are_none() {
 }
 
 #[tokio::test]
-async fn chunks_that_are_none() {
+async fn invalid_chunks_are_malformed() {
     for body in [
         "-1\r\n",
         "ffffffffffffffff1\r\n",
@@ -82,7 +82,7 @@ async fn chunks_that_are_none() {
 }
 
 #[tokio::test]
-async fn hosts_that_are_two() {
+async fn ambiguous_hosts_are_malformed() {
     for head in [
         "GET / HTTP/1.1\r\nHost: a.example\r\nHost: evil.test\r\n",
         "GET / HTTP/1.1\r\nHost: evil.test\r\nHost: a.example\r\n",
@@ -116,7 +116,7 @@ async fn a_host_in_a_trailer_or_in_connection_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_body_is_no_request() {
+async fn a_body_is_not_parsed_as_a_request() {
     let length = EVIL.len();
     let said =
         format!("GET / HTTP/1.1\r\nHost: a.example\r\nContent-Length: {length}\r\n\r\n{EVIL}");
@@ -125,7 +125,7 @@ async fn a_body_is_no_request() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_1() {
+async fn other_protocols_are_malformed() {
     for said in [
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
         "GET /\r\n",
@@ -140,8 +140,8 @@ async fn what_is_not_http_1() {
 }
 
 #[tokio::test]
-async fn a_head_has_an_end() {
-    let server = Scripted::start().await;
+async fn the_size_of_a_head_is_limited() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let long = format!(

@@ -1,15 +1,15 @@
-//! Switching to another protocol.
+//! Upgrades to another protocol (101 Switching Protocols).
 
 use super::*;
 
 const WISH: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n";
 
 #[tokio::test]
-async fn both_sides_agree_and_are_left_alone() {
-    let server = Scripted::start().await;
+async fn a_websocket_is_relayed() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
-    // What the client says before it has an answer is not lost.
+    // Bytes that the client sends before the response are not lost.
     let request = format!("GET /switch HTTP/1.1\r\nHost: a.example\r\n{WISH}early");
     stream.write_all(request.as_bytes()).await.unwrap();
     let head = read_head(&mut stream).await;
@@ -23,7 +23,7 @@ async fn both_sides_agree_and_are_left_alone() {
         .await
         .unwrap();
     stream.shutdown().await.unwrap();
-    // It is bytes now, and the server echoes them.
+    // Bytes are relayed now, and the server echoes them.
     assert!(
         read_all(&mut stream)
             .await
@@ -37,8 +37,8 @@ async fn both_sides_agree_and_are_left_alone() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_agree_is_still_spoken_to_in_http() {
-    let server = Scripted::start().await;
+async fn without_101_the_connection_stays_http() {
+    let server = TestServer::start().await;
     for protocol in ["websocket", "h2c", "TLS/1.0"] {
         let stage = open(&server).await;
         let mut stream = stage.connect().await;
@@ -60,8 +60,8 @@ async fn a_server_that_does_not_agree_is_still_spoken_to_in_http() {
 }
 
 #[tokio::test]
-async fn what_was_not_asked_for_or_is_something_else_is_broken_off() {
-    let server = Scripted::start().await;
+async fn an_unexpected_101_is_a_reset() {
+    let server = TestServer::start().await;
     for (path, wish) in [
         ("/101", "\r\n"),
         ("/101", "Upgrade: websocket\r\n\r\n"),
@@ -75,8 +75,8 @@ async fn what_was_not_asked_for_or_is_something_else_is_broken_off() {
 }
 
 #[tokio::test]
-async fn a_refused_wish_is_not_a_switch() {
-    let server = Scripted::start().await;
+async fn a_denied_upgrade_request_is_not_upgraded() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let said =
         format!("GET /switch HTTP/1.1\r\nHost: evil.test\r\n{WISH}GET /evil HTTP/1.1\r\n\r\n");
@@ -86,14 +86,14 @@ async fn a_refused_wish_is_not_a_switch() {
 }
 
 #[tokio::test]
-async fn a_policy_that_changes_cuts_it() {
-    let server = Scripted::start().await;
+async fn a_policy_change_closes_a_websocket() {
+    let server = TestServer::start().await;
     let stage = open(&server).await;
     let mut stream = stage.connect().await;
     let request = format!("GET /switch HTTP/1.1\r\nHost: a.example\r\n{WISH}");
     stream.write_all(request.as_bytes()).await.unwrap();
     read_head(&mut stream).await;
-    stage.ward.set_policy(policy(&["b.example"], &[]));
+    stage.sandbox.set_policy(policy(&["b.example"], &[]));
     assert!(is_reset(&read_all(&mut stream).await));
     let flows = stage.flows(2).await;
     assert_eq!(

@@ -1,0 +1,100 @@
+//! The E2B API, spoken by E2B's official clients, unmodified, which are pointed at the server by environment variables.
+
+use crate::identity::{key, ran};
+use k8e_e2e::Server;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Several times what it takes on a machine that runs other tests as well: a client that hangs must not hang the tests.
+const WITHIN: Duration = Duration::from_secs(400);
+
+/// Where `cargo xtask setup` put a client.
+fn tools(name: &str) -> PathBuf {
+    let dir = std::env::var_os("K8E_TOOLS_DIR").map(PathBuf::from);
+    let dir = dir.expect("K8E_TOOLS_DIR is set by `cargo xtask test`");
+    let dir = dir.join("contract").join(name);
+    assert!(
+        dir.exists(),
+        "{} is missing: install it with `cargo xtask setup`",
+        dir.display()
+    );
+    dir
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("e2b").join(name)
+}
+
+/// The URL of the E2B API, as the log says.
+fn url(server: &Server) -> String {
+    let log = server.log_text();
+    let at = log.find("E2B API: http://").expect("the log says where");
+    let url = log[at..].trim_start_matches("E2B API: ");
+    url.split_whitespace().next().unwrap().to_owned()
+}
+
+/// Runs a script with two API keys, of two owners.
+fn drive(runtime: &str, program: &Path, script: &Path, env: &[(&str, PathBuf)]) {
+    let flags = ["--e2b-listen", "127.0.0.1:0", "--default-runtime", runtime];
+    let server = Server::start_with(&flags);
+    let e2b_form = |key: String| key.replacen("k8e_", "e2b_", 1);
+    let url = url(&server);
+    let mut command = Command::new("timeout");
+    command
+        .args(["--kill-after=5", &WITHIN.as_secs().to_string()])
+        .arg(program)
+        .arg(script)
+        .envs(env.iter().cloned())
+        .env("E2B_API_URL", &url)
+        .env("E2B_SANDBOX_URL", &url)
+        .env("E2B_API_KEY", e2b_form(key(&server, "ann", &[])))
+        .env("OTHER_API_KEY", e2b_form(key(&server, "bob", &[])))
+        // A proxy of the machine's is not for this.
+        .env("no_proxy", "127.0.0.1,localhost");
+    let done = ran(&mut command);
+    assert_eq!(done.code, 0, "{}", done.all());
+    assert!(done.out().contains("every call was made"), "{}", done.all());
+    server.assert_traces(0);
+}
+
+fn python(runtime: &str) {
+    let program = tools("e2b-python").join("bin/python");
+    drive(runtime, &program, &script("client.py"), &[]);
+}
+
+fn node(runtime: &str) {
+    let tools = tools("e2b-node");
+    let env = [("NODE_TOOLS", tools)];
+    drive(runtime, Path::new("node"), &script("client.mjs"), &env);
+}
+
+#[test]
+fn the_javascript_client_works_unmodified() {
+    node("native");
+}
+
+#[test]
+fn the_javascript_client_works_unmodified_in_gvisor() {
+    node("gvisor");
+}
+
+#[test]
+fn the_python_client_works_unmodified() {
+    python("native");
+}
+
+#[test]
+fn the_python_client_works_unmodified_in_gvisor() {
+    python("gvisor");
+}
+
+#[test]
+fn a_default_address_that_is_taken_does_not_stop_the_server() {
+    let Ok(_taken) = std::net::TcpListener::bind("127.0.0.1:3676") else {
+        // Another server of this machine has it, which is as good.
+        return;
+    };
+    let server = Server::start_with(&["--e2b-domain", "sandboxes.example"]);
+    assert_eq!(server.k8e(&["sandbox", "status"]).code, 0);
+}
