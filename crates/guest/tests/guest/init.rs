@@ -1,4 +1,4 @@
-//! The program itself, as PID 1 of a process namespace.
+//! The guest binary as PID 1 of a pid namespace.
 
 use crate::support::{argv, marker, sh, wait_for_processes, with_listener};
 use k8e_wire::proto::Exec;
@@ -20,20 +20,23 @@ fn start(listener: std::os::unix::net::UnixListener) -> Init {
         .unwrap()
 }
 
-/// Ends it with the test, however that ends.
+/// Kills it at the end of the test, also when that panics.
 struct Init(Child);
 
 impl Init {
     /// Binds its own socket.
     fn at(path: &Path) -> Self {
         let guest = env!("CARGO_BIN_EXE_k8e-guest");
-        Self(
-            Command::new(guest)
-                .arg("--listen")
-                .arg(path)
-                .spawn()
-                .unwrap(),
-        )
+        let child = Command::new(guest)
+            .arg("--listen")
+            .args([path, &path.with_extension("next")])
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// Fails when it has ended: a test that waits for it would wait for ever.
+    fn assert_runs(&mut self) {
+        assert_eq!(self.0.try_wait().unwrap(), None, "the guest ended");
     }
 }
 
@@ -93,12 +96,12 @@ fn init_serves_reaps_and_ends() {
             String::from_utf8_lossy(&ran.stdout).ends_with("Threads:\t1\n"),
             "{ran:?}"
         );
-        // Nobody inside can end it.
+        // No process inside can kill it.
         for signal in ["-TERM", "-INT", "-KILL"] {
             guest.exec(argv(&["kill", signal, "1"])).await.unwrap();
         }
         guest.exec(argv(&["true"])).await.unwrap();
-        // With it ends the namespace.
+        // The pid namespace ends with it.
         init.0.kill().unwrap();
         wait_for_processes(&marker, 0).await;
     });
@@ -114,28 +117,28 @@ fn without_a_listener_it_does_not_start() {
 }
 
 #[test]
-fn it_binds_where_it_is_told() {
+fn it_binds_the_path_of_its_argument() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("guest.sock");
-    let _guest = Init::at(&path);
-    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    let mut guest = Init::at(&path);
     while std::os::unix::net::UnixStream::connect(&path).is_err() {
-        assert!(std::time::Instant::now() < deadline, "nobody listens");
+        guest.assert_runs();
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Also what it has just made for commands to come.
+/// Also the pre-forked supervisor.
 #[tokio::test]
 async fn nothing_of_it_outlives_it() {
     for round in 0..100 {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("guest.sock");
-        let guest = Init::at(&path);
+        let mut guest = Init::at(&path);
         while !path.exists() {
+            guest.assert_runs();
             std::thread::yield_now();
         }
-        // Each time a little later, through everything that it does first.
+        // After a slightly longer delay each time, to hit every step of its start.
         let bound = std::time::Instant::now();
         while bound.elapsed() < Duration::from_micros(10) * round {}
         drop(guest);
