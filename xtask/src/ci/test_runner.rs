@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const BINARIES_AT_ONCE: usize = 2;
 
 /// A binary that takes longer hangs: it is killed, and what it printed tells where.
-const BINARY_TIME_MAX: Duration = Duration::from_secs(25 * 60);
+const BINARY_TIME_MAX: Duration = Duration::from_secs(35 * 60);
 
 /// How often a running binary is looked at.
 const POLL_EVERY: Duration = Duration::from_millis(50);
