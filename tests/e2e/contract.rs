@@ -2,7 +2,7 @@
 //! Over TLS, with a certificate that `Login` gave for an API key. Each drives every call.
 
 use crate::identity::{endpoint, key};
-use k8e_e2e::Server;
+use k8e_e2e::{Server, tools};
 use rcgen::{CertificateParams, KeyPair};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,20 +13,6 @@ const WITHIN: Duration = Duration::from_secs(400);
 
 /// What commands get and nobody reads.
 const SECRET: &str = "hunter2-hunter2";
-
-/// Where `cargo xtask setup` put the stacks.
-fn tools(name: &str) -> PathBuf {
-    let dir = std::env::var_os("K8E_TOOLS_DIR").map(PathBuf::from);
-    let dir = dir
-        .expect("K8E_TOOLS_DIR is set by `cargo xtask test`")
-        .join(name);
-    assert!(
-        dir.exists(),
-        "{} is missing: install it with `cargo xtask setup`",
-        dir.display()
-    );
-    dir
-}
 
 fn proto() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto")

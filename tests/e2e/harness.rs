@@ -472,6 +472,15 @@ pub fn binary() -> PathBuf {
     PathBuf::from(path)
 }
 
+/// What `cargo xtask setup` made under this name.
+pub fn tools(name: &str) -> PathBuf {
+    let dir = std::env::var_os("K8E_TOOLS_DIR").expect("`cargo xtask test` sets K8E_TOOLS_DIR");
+    let path = PathBuf::from(dir).join(name);
+    let shown = path.display();
+    assert!(path.exists(), "{shown} is missing: run `cargo xtask setup`");
+    path
+}
+
 /// A temporary directory that every user may pass through: the server is not root for long.
 pub fn passable_tempdir(prefix: &str) -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt as _;

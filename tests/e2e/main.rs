@@ -19,6 +19,7 @@ mod expose;
 mod flood;
 mod gvisor;
 mod identity;
+mod install;
 mod internet_answers;
 mod memory_bombs;
 mod messages;

@@ -3,12 +3,12 @@
 //! The peers are Debian's: docker-registry, skopeo and umoci; the image is made by mmdebstrap
 //! (`cargo xtask setup`).
 
-use k8e_e2e::{Server, Session};
+use k8e_e2e::{Server, Session, tools};
 use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -167,19 +167,6 @@ impl Layout {
         );
         self
     }
-}
-
-fn tools(name: &str) -> PathBuf {
-    let dir = std::env::var_os("K8E_TOOLS_DIR").map(PathBuf::from);
-    let dir = dir
-        .expect("K8E_TOOLS_DIR is set by `cargo xtask test`")
-        .join(name);
-    assert!(
-        dir.exists(),
-        "{} is missing: run `cargo xtask setup`",
-        dir.display()
-    );
-    dir
 }
 
 #[track_caller]

@@ -12,6 +12,7 @@ mod cross_check;
 mod fuzz;
 mod kube;
 mod process;
+mod release;
 mod setup;
 mod tidy;
 
@@ -26,6 +27,8 @@ type Outcome = Result<(), String>;
 const USAGE: &str = "usage: cargo xtask <task>
 
   build [--release]    build the static guest and the k8e binary that carries it
+  release [--out DIR] [--key PEM]
+                       the files of a release in target/release.d: binaries, install.sh, unit, sums, signature
   runtime              build the static runtime for images of Kubernetes sandboxes, print its path
   run <args…>          build, then run `k8e <args…>`
   test [args…]         build, then `cargo test` with these arguments (e.g. `-p k8e-e2e escape`)
@@ -66,6 +69,7 @@ fn dispatch(args: &[OsString]) -> Outcome {
     match words.as_slice() {
         ["build"] => binaries::build(Flavor::Try).map(drop),
         ["build", "--release"] => binaries::build(Flavor::Dist).map(drop),
+        ["release", options @ ..] => release::run(options, &called_from),
         ["runtime"] => {
             println!("{}", binaries::build_runtime()?.display());
             Ok(())

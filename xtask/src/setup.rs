@@ -116,6 +116,21 @@ const NEEDS: &[Need] = &[
         reason: "makes the root file system of images under test",
     },
     Need {
+        program: "shellcheck",
+        package: "shellcheck",
+        reason: "checks deploy/install.sh",
+    },
+    Need {
+        program: "systemd-analyze",
+        package: "systemd",
+        reason: "checks the systemd unit",
+    },
+    Need {
+        program: "openssl",
+        package: "openssl",
+        reason: "signs a release in tests",
+    },
+    Need {
         program: "npm",
         package: "npm",
         reason: "installs tsx",
