@@ -9,6 +9,7 @@ mod bench;
 mod check_config;
 mod cli;
 mod contract;
+mod copy;
 mod crash;
 mod crowd;
 mod e2b;

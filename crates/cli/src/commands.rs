@@ -5,6 +5,7 @@ mod allowing;
 pub(crate) mod apikey;
 mod approvals;
 pub(crate) mod audit;
+mod cp;
 mod create;
 mod destroy;
 mod egress;
@@ -132,6 +133,9 @@ pub enum SandboxCommand {
     /// Read a file of the workspace
     #[command(long_about = read::LONG_ABOUT)]
     Read(Late<read::ReadArgs>),
+    /// Copy files and directories to a session, or out of it
+    #[command(long_about = cp::LONG_ABOUT)]
+    Cp(Late<cp::CpArgs>),
     /// List the files of the workspace
     List(Late<list::ListArgs>),
     /// Show metadata of a file in the workspace
@@ -161,10 +165,15 @@ impl SandboxCommand {
             Self::Exec(Late(args)) => !args.raw(),
             Self::Read(Late(args)) => !args.raw(),
             Self::Poll(Late(args)) => !args.raw(),
+            Self::Cp(Late(args)) => !args.to_stdout(),
             Self::Log(_) | Self::Shell(_) => false,
             Self::Egress(Late(args)) => !args.for_people(),
             Self::Create(_)
             | Self::Runs(_)
+            | Self::Sessions(_)
+            | Self::Snapshot(_)
+            | Self::List(_)
+            | Self::Ps(_)
             | Self::Cancel(_)
             | Self::Expose(_)
             | Self::Unexpose(_)
@@ -174,21 +183,17 @@ impl SandboxCommand {
             | Self::Approve(_)
             | Self::Approvals(_)
             | Self::Get(_)
-            | Self::Sessions(_)
             | Self::Pause(_)
             | Self::Resume(_)
-            | Self::Snapshot(_)
             | Self::Subagent(_)
             | Self::Destroy(_)
             | Self::Status(_)
             | Self::Pool(_)
             | Self::Write(_)
-            | Self::List(_)
             | Self::Stat(_)
             | Self::Mkdir(_)
             | Self::Mv(_)
             | Self::Rm(_)
-            | Self::Ps(_)
             | Self::Events(_) => true,
         }
     }
@@ -261,6 +266,10 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         SandboxCommand::Destroy(Late(args)) => destroy::run(args, client().await?).await,
         SandboxCommand::Write(Late(args)) => write::run(args, client().await?).await,
         SandboxCommand::Read(Late(args)) => read::run(args, client().await?).await,
+        SandboxCommand::Cp(Late(args)) => {
+            let copy = args.request()?;
+            cp::run(copy, client().await?).await
+        }
         SandboxCommand::List(Late(args)) => list::run(args, client().await?).await,
         SandboxCommand::Stat(Late(args)) => files::stat(args, client().await?).await,
         SandboxCommand::Mkdir(Late(args)) => files::mkdir(args, client().await?).await,

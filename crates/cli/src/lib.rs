@@ -325,6 +325,8 @@ mod tests {
             "k8e audit --limit 5 --since 1h --principal ann",
             "k8e login --device-name x",
             "k8e completion zsh",
+            "k8e sandbox cp a s:b",
+            "k8e sandbox cp s:b - --max-size 1GiB",
             "k8e bench --iterations 5 --json",
             "k8e bench --only latency --only density --runtime native --live 1,10 --live-gvisor 2 --svg f",
             "k8e bench --clients 4 --seconds 2",
@@ -360,6 +362,7 @@ mod tests {
             "k8e template create py",
             "k8e sandbox run x --entrypoint",
             "k8e bench --only speed",
+            "k8e sandbox cp a",
             "k8e bench --live 0",
             "k8e bench --runtime docker",
         ] {
