@@ -6,6 +6,7 @@ mod approvals;
 mod background;
 mod bad_input;
 mod bench;
+mod catalog;
 mod check_config;
 mod cli;
 mod contract;

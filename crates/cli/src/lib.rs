@@ -4,6 +4,7 @@
 //! command is one file in `commands/`: its arguments, its calls and its output.
 
 mod bench;
+mod catalog;
 mod commands;
 mod completion;
 mod connect;
@@ -126,6 +127,10 @@ pub enum Command {
     /// Benchmark this server: latency, throughput and density, compared with other tools on this machine
     Bench(Late<bench::BenchArgs>),
 
+    /// Print the command tree as JSON, for agents
+    #[command(long_about = catalog::LONG_ABOUT)]
+    Catalog(Late<catalog::CatalogArgs>),
+
     /// Print a completion script for your shell
     Completion(Late<CompletionArgs>),
 }
@@ -148,7 +153,7 @@ pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
     })
 }
 
-/// Executes a client command. `whole` builds the complete clap command, for completions.
+/// Executes a client command. `whole` builds the complete clap command, for completions and the catalog.
 pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) -> ExitCode {
     let json = match &command {
         Command::Sandbox(command) => command.prints_json(),
@@ -156,11 +161,13 @@ pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) ->
         | Command::Login(_)
         | Command::Secret(_)
         | Command::Template(_)
-        | Command::Audit(_) => true,
+        | Command::Audit(_)
+        | Command::Catalog(_) => true,
         Command::Bench(_) | Command::Completion(_) => false,
     };
     let result = match command {
         Command::Completion(Late(args)) => completion::run(args, whole()),
+        Command::Catalog(Late(args)) => catalog::run(&args, whole()),
         // It forwards signals into the sandbox, or cleans up on them.
         Command::Sandbox(command) if command.takes_signals() => {
             block_on_to_the_end(commands::run(*command, globals))
@@ -222,7 +229,9 @@ fn block_on_to_the_end(work: impl Future<Output = Result<u8, Failure>>) -> Resul
 
 fn wants_json(args: &[OsString]) -> bool {
     let has = |word: &str| args.iter().any(|arg| arg == word);
-    let ours = ["sandbox", "apikey", "login", "secret", "template", "audit"];
+    let ours = [
+        "sandbox", "apikey", "login", "secret", "template", "audit", "catalog",
+    ];
     ours.into_iter().any(has) && !has("--raw")
 }
 
@@ -250,6 +259,10 @@ mod tests {
         globals: Globals,
         #[command(subcommand)]
         command: Command,
+    }
+
+    pub(crate) fn whole() -> clap::Command {
+        Whole::command()
     }
 
     fn parsed(line: &str) -> Result<Whole, clap::Error> {
@@ -325,6 +338,8 @@ mod tests {
             "k8e audit --limit 5 --since 1h --principal ann",
             "k8e login --device-name x",
             "k8e completion zsh",
+            "k8e catalog",
+            "k8e catalog sandbox run",
             "k8e sandbox cp a s:b",
             "k8e sandbox cp s:b - --max-size 1GiB",
             "k8e bench --iterations 5 --json",
