@@ -204,6 +204,16 @@ impl CommandJson {
             command: typed,
         }
     }
+
+    /// What it does, in one line.
+    pub(crate) fn usage(&self) -> &str {
+        &self.usage
+    }
+
+    /// Its flags as they are typed.
+    pub(crate) fn flag_names(&self) -> impl Iterator<Item = String> {
+        self.flags.iter().map(|flag| format!("--{}", flag.name))
+    }
 }
 
 fn commands(command: &Command, typed: &str) -> Vec<CommandJson> {

@@ -12,6 +12,7 @@ mod failure;
 mod late;
 mod output;
 mod render;
+mod skill;
 mod tty;
 pub mod units;
 mod usage;
@@ -131,6 +132,13 @@ pub enum Command {
     #[command(long_about = catalog::LONG_ABOUT)]
     Catalog(Late<catalog::CatalogArgs>),
 
+    /// Install a skill for coding agents, which tells them how to use k8e
+    #[command(subcommand, long_about = skill::LONG_ABOUT)]
+    Skill(skill::SkillCommand),
+
+    /// Install a skill for coding agents; the same as `k8e skill install`
+    SandboxInstallSkill(Late<skill::InstallArgs>),
+
     /// Print a completion script for your shell
     Completion(Late<CompletionArgs>),
 }
@@ -162,12 +170,16 @@ pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) ->
         | Command::Secret(_)
         | Command::Template(_)
         | Command::Audit(_)
+        | Command::SandboxInstallSkill(_)
         | Command::Catalog(_) => true,
+        Command::Skill(command) => command.prints_json(),
         Command::Bench(_) | Command::Completion(_) => false,
     };
     let result = match command {
         Command::Completion(Late(args)) => completion::run(args, whole()),
         Command::Catalog(Late(args)) => catalog::run(&args, whole()),
+        Command::Skill(command) => skill::run(command, whole()),
+        Command::SandboxInstallSkill(Late(args)) => skill::install(&args, whole()),
         // It forwards signals into the sandbox, or cleans up on them.
         Command::Sandbox(command) if command.takes_signals() => {
             block_on_to_the_end(commands::run(*command, globals))
@@ -230,7 +242,15 @@ fn block_on_to_the_end(work: impl Future<Output = Result<u8, Failure>>) -> Resul
 fn wants_json(args: &[OsString]) -> bool {
     let has = |word: &str| args.iter().any(|arg| arg == word);
     let ours = [
-        "sandbox", "apikey", "login", "secret", "template", "audit", "catalog",
+        "sandbox",
+        "apikey",
+        "login",
+        "secret",
+        "template",
+        "audit",
+        "catalog",
+        "skill",
+        "sandbox-install-skill",
     ];
     ours.into_iter().any(has) && !has("--raw")
 }
@@ -340,6 +360,12 @@ mod tests {
             "k8e completion zsh",
             "k8e catalog",
             "k8e catalog sandbox run",
+            "k8e skill install",
+            "k8e skill install claude codex --project",
+            "k8e skill install all --project=/srv/app --force",
+            "k8e skill uninstall pi",
+            "k8e skill print",
+            "k8e sandbox-install-skill all",
             "k8e sandbox cp a s:b",
             "k8e sandbox cp s:b - --max-size 1GiB",
             "k8e bench --iterations 5 --json",
@@ -377,6 +403,7 @@ mod tests {
             "k8e template create py",
             "k8e sandbox run x --entrypoint",
             "k8e bench --only speed",
+            "k8e skill install vim",
             "k8e sandbox cp a",
             "k8e bench --live 0",
             "k8e bench --runtime docker",
