@@ -33,6 +33,8 @@ mod secrets;
 mod skill;
 mod snapshots;
 mod sub_agents;
+mod tables;
 mod takeover;
 mod templates;
 mod terminals;
+mod watch;

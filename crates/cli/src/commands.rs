@@ -91,7 +91,7 @@ pub enum SandboxCommand {
     Create(Late<create::CreateArgs>),
     /// Show a session
     Get(Late<get::GetArgs>),
-    /// List sessions
+    /// List sessions, or watch them
     Sessions(Late<sessions::SessionsArgs>),
     /// Change the egress allow-list of a session
     #[command(long_about = allow_hosts::LONG_ABOUT)]
@@ -167,13 +167,13 @@ impl SandboxCommand {
             Self::Poll(Late(args)) => !args.raw(),
             Self::Cp(Late(args)) => !args.to_stdout(),
             Self::Log(_) | Self::Shell(_) => false,
+            Self::Sessions(Late(args)) => args.is_json(),
+            Self::Runs(Late(args)) => args.is_json(),
+            Self::List(Late(args)) => args.is_json(),
+            Self::Ps(Late(args)) => args.is_json(),
+            Self::Snapshot(command) => command.prints_json(),
             Self::Egress(Late(args)) => !args.for_people(),
             Self::Create(_)
-            | Self::Runs(_)
-            | Self::Sessions(_)
-            | Self::Snapshot(_)
-            | Self::List(_)
-            | Self::Ps(_)
             | Self::Cancel(_)
             | Self::Expose(_)
             | Self::Unexpose(_)

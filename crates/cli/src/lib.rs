@@ -13,6 +13,7 @@ mod late;
 mod output;
 mod render;
 mod skill;
+mod table;
 mod tty;
 pub mod units;
 mod usage;
@@ -168,10 +169,10 @@ pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) ->
         Command::Apikey(_)
         | Command::Login(_)
         | Command::Secret(_)
-        | Command::Template(_)
         | Command::Audit(_)
         | Command::SandboxInstallSkill(_)
         | Command::Catalog(_) => true,
+        Command::Template(command) => command.prints_json(),
         Command::Skill(command) => command.prints_json(),
         Command::Bench(_) | Command::Completion(_) => false,
     };
@@ -367,6 +368,11 @@ mod tests {
             "k8e skill print",
             "k8e sandbox-install-skill all",
             "k8e sandbox cp a s:b",
+            "k8e sandbox sessions --watch",
+            "k8e sandbox sessions -o wide",
+            "k8e sandbox list s --json",
+            "k8e sandbox snapshot list -o name",
+            "k8e template list -o table",
             "k8e sandbox cp s:b - --max-size 1GiB",
             "k8e bench --iterations 5 --json",
             "k8e bench --only latency --only density --runtime native --live 1,10 --live-gvisor 2 --svg f",
@@ -404,6 +410,8 @@ mod tests {
             "k8e sandbox run x --entrypoint",
             "k8e bench --only speed",
             "k8e skill install vim",
+            "k8e sandbox ps s -o yaml",
+            "k8e sandbox ps s -o table --json",
             "k8e sandbox cp a",
             "k8e bench --live 0",
             "k8e bench --runtime docker",
