@@ -30,6 +30,7 @@ mod pool;
 mod run_session;
 mod saved;
 mod secrets;
+mod server_control;
 mod skill;
 mod snapshots;
 mod sub_agents;

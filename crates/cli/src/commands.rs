@@ -21,6 +21,7 @@ mod log;
 pub(crate) mod login;
 mod pause;
 mod pool;
+mod prune;
 mod ps;
 mod read;
 mod run;
@@ -119,6 +120,9 @@ pub enum SandboxCommand {
     Subagent(Late<subagent::SubagentArgs>),
     /// Destroy a session and its sandbox
     Destroy(Late<destroy::DestroyArgs>),
+    /// Destroy your sessions that have not been used for a while
+    #[command(long_about = prune::LONG_ABOUT)]
+    Prune(Late<prune::PruneArgs>),
     /// Show the state of the server: version, runtimes, default limits, number of sessions
     Status(Late<status::StatusArgs>),
     /// Show the warm pool
@@ -187,6 +191,7 @@ impl SandboxCommand {
             | Self::Resume(_)
             | Self::Subagent(_)
             | Self::Destroy(_)
+            | Self::Prune(_)
             | Self::Status(_)
             | Self::Pool(_)
             | Self::Write(_)
@@ -263,6 +268,10 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
             Box::pin(snapshot::run(command, client().await?)).await
         }
         SandboxCommand::Subagent(Late(args)) => subagent::run(args, client().await?).await,
+        SandboxCommand::Prune(Late(args)) => {
+            let request = args.request(globals)?;
+            prune::run(request, client().await?).await
+        }
         SandboxCommand::Destroy(Late(args)) => destroy::run(args, client().await?).await,
         SandboxCommand::Write(Late(args)) => write::run(args, client().await?).await,
         SandboxCommand::Read(Late(args)) => read::run(args, client().await?).await,

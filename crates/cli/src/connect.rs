@@ -5,6 +5,8 @@
 
 #[cfg(target_os = "linux")]
 mod autostart;
+#[cfg(target_os = "linux")]
+pub use autostart::start_server;
 
 use crate::Globals;
 use crate::failure::Failure;
@@ -208,6 +210,17 @@ fn cert_dir(globals: &Globals) -> PathBuf {
     } else {
         own
     }
+}
+
+/// Whether the server takes the caller for an operator, which sees the sessions of all owners: on the Unix socket, and over
+/// TLS without credentials of its own (--trust-loopback).
+pub(crate) fn is_operator(globals: &Globals) -> Result<bool, Failure> {
+    Ok(match address(globals)? {
+        None | Some(Address::Unix(_)) => true,
+        Some(Address::Tcp(_)) => {
+            api_key(globals).is_none() && !cert_dir(globals).join("client.crt").exists()
+        }
+    })
 }
 
 async fn local(globals: &Globals) -> Result<Client, Failure> {

@@ -19,6 +19,8 @@ pub mod units;
 mod usage;
 
 pub use completion::CompletionArgs;
+#[cfg(target_os = "linux")]
+pub use connect::start_server;
 pub use late::Late;
 
 use clap::{Args, Parser, Subcommand};
@@ -218,6 +220,11 @@ pub fn print(bytes: &[u8], code: u8) -> ExitCode {
     }
 }
 
+/// Reports the failure of a command that prints JSON and needs no server; returns its exit code.
+pub fn fail(error: &str, detail: &str) -> ExitCode {
+    output::failure(&Failure::request(error, detail), true)
+}
+
 /// Runs a command; Ctrl-C cancels its call, and so ends what the call started on the server.
 fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     block_on_to_the_end(async {
@@ -373,6 +380,7 @@ mod tests {
             "k8e sandbox list s --json",
             "k8e sandbox snapshot list -o name",
             "k8e template list -o table",
+            "k8e sandbox prune --idle 30m --dry-run",
             "k8e sandbox cp s:b - --max-size 1GiB",
             "k8e bench --iterations 5 --json",
             "k8e bench --only latency --only density --runtime native --live 1,10 --live-gvisor 2 --svg f",

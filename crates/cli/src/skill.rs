@@ -39,12 +39,13 @@ const DESCRIPTION: &str = "Run code, shell commands, tests, package installation
 const BODY: &str = include_str!("skill/body.md");
 
 /// Commands of the reference, in its order.
-const REFERENCE: [&[&str]; 27] = [
+const REFERENCE: [&[&str]; 28] = [
     &["sandbox", "run"],
     &["sandbox", "create"],
     &["sandbox", "sessions"],
     &["sandbox", "get"],
     &["sandbox", "destroy"],
+    &["sandbox", "prune"],
     &["sandbox", "cp"],
     &["sandbox", "write"],
     &["sandbox", "read"],

@@ -72,7 +72,10 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     match role {
-        Role::Server(Late(args)) => server::run(&globals, *args),
+        Role::Server(Late(args)) => match args.command() {
+            Some(command) => server::control(&globals, command),
+            None => server::run(&globals, *args),
+        },
         Role::CheckConfig(Late(args)) => check_config::run(&globals, &args, server::GUEST),
         Role::Operator(Late(options)) => operator::run(*options),
         Role::Router(options) => router::run(*options),
