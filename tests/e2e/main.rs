@@ -13,6 +13,7 @@ mod contract;
 mod copy;
 mod crash;
 mod crowd;
+mod doctor;
 mod e2b;
 mod egress;
 mod escape;

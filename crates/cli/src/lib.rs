@@ -8,6 +8,7 @@ mod catalog;
 mod commands;
 mod completion;
 mod connect;
+pub mod doctor;
 mod failure;
 mod late;
 mod output;

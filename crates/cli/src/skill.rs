@@ -291,6 +291,22 @@ fn uninstall(args: &UninstallArgs) -> Result<u8, Failure> {
     output::json(&SkillsJson { ok: true, skills }).map(|()| 0)
 }
 
+/// Agents whose installed skill is of another version.
+pub(crate) fn stale(whole: clap::Command) -> Vec<&'static str> {
+    let document = document(whole);
+    let place = PlaceArgs { project: None };
+    let chosen = chosen(&[AgentArg::All], &place).unwrap_or_default();
+    let is_stale = |path: &Path| {
+        let found = installed(path, document.as_bytes());
+        found.is_ok_and(|found| found == Installed::Ours { same: false })
+    };
+    chosen
+        .into_iter()
+        .filter(|(_, root)| is_stale(&root.join(NAME).join(FILE)))
+        .map(|(agent, _)| agent.name)
+        .collect()
+}
+
 /// The agents that are meant, with their directory for skills.
 fn chosen(
     named: &[AgentArg],
