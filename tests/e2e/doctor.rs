@@ -1,4 +1,4 @@
-//! `k8e doctor`: problems have a fix, and it finds them from both sides.
+//! `k8e doctor`: problems have a fix, and it finds them from both sides. `k8e e2b env`: what E2B's clients need.
 
 use k8e_e2e::{Ran, Server, binary, install, passable_tempdir};
 use serde_json::Value;
@@ -153,4 +153,48 @@ fn a_server_that_cannot_be_reached_is_a_problem_with_a_fix() {
         "{}",
         text.all()
     );
+}
+
+#[test]
+fn the_environment_of_e2b_clients_can_be_evaluated() {
+    let server = Server::start_with(&["--e2b-listen", "127.0.0.1:0"]);
+    let log = server.log_text();
+    let at = log.find("E2B API: http://").expect("the log says where");
+    let url = log[at..].trim_start_matches("E2B API: ");
+    let url = url.split_whitespace().next().unwrap().to_owned();
+    let made = server.k8e(&["e2b", "env", "--new-key", "me", "--url", &format!("{url}/")]);
+    assert_eq!((made.code, made.err().as_str()), (0, ""), "{}", made.all());
+    // Evaluated by a shell it reaches the server, with a key that is valid.
+    let script = format!(
+        "{}\ntest \"$E2B_API_URL\" = '{url}' && test \"$E2B_SANDBOX_URL\" = '{url}' && \
+         curl -sS -o /dev/null -w '%{{http_code}}' -H \"X-API-Key: $E2B_API_KEY\" \"$E2B_API_URL/v2/sandboxes\"",
+        made.out()
+    );
+    let curl = ran(Command::new("sh")
+        .args(["-c", &script])
+        .stdin(Stdio::null()));
+    assert_eq!(curl.out(), "200", "{}", curl.all());
+
+    let key = format!("k8e_{}", "0a".repeat(32));
+    let json = server.k8e(&["e2b", "env", "--key", &key, "--shell", "json"]);
+    assert_eq!(json.code, 0, "{}", json.all());
+    assert_eq!(json.json()["E2B_API_KEY"], key.replace("k8e_", "e2b_"));
+    for (args, word) in [
+        (&["e2b", "env"][..], "--new-key NAME"),
+        (&["e2b", "env", "--key", "short"], "no API key"),
+        (
+            &["e2b", "env", "--key", &key, "--url", "nowhere"],
+            "http://127.0.0.1:3676",
+        ),
+        (&["e2b", "env", "--new-key", "me"], "me"),
+    ] {
+        let failed = server.k8e(args);
+        assert_eq!(
+            (failed.code, failed.out().as_str()),
+            (1, ""),
+            "{}",
+            failed.all()
+        );
+        assert!(failed.err().contains(word), "{args:?}: {}", failed.all());
+    }
 }

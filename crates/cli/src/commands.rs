@@ -8,6 +8,7 @@ pub(crate) mod audit;
 mod cp;
 mod create;
 mod destroy;
+pub(crate) mod e2b;
 mod egress;
 mod ended;
 mod events;

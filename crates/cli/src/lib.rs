@@ -125,6 +125,10 @@ pub enum Command {
     #[command(subcommand, long_about = commands::template::LONG_ABOUT)]
     Template(commands::template::TemplateCommand),
 
+    /// Print what E2B's clients need to use this server
+    #[command(subcommand, long_about = commands::e2b::LONG_ABOUT)]
+    E2b(commands::e2b::E2bCommand),
+
     /// Show the audit log: which principal changed what
     #[command(long_about = commands::audit::LONG_ABOUT)]
     Audit(Late<commands::audit::AuditArgs>),
@@ -176,6 +180,7 @@ pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) ->
         | Command::SandboxInstallSkill(_)
         | Command::Catalog(_) => true,
         Command::Template(command) => command.prints_json(),
+        Command::E2b(command) => command.prints_json(),
         Command::Skill(command) => command.prints_json(),
         Command::Bench(_) | Command::Completion(_) => false,
     };
@@ -201,6 +206,7 @@ pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) ->
             let request = command.request()?;
             commands::template::run(request, connect::connect(globals).await?).await
         }),
+        Command::E2b(command) => block_on(commands::e2b::run(command, globals)),
         Command::Audit(Late(args)) => {
             block_on(async { commands::audit::run(args, connect::connect(globals).await?).await })
         }
@@ -382,6 +388,7 @@ mod tests {
             "k8e sandbox snapshot list -o name",
             "k8e template list -o table",
             "k8e sandbox prune --idle 30m --dry-run",
+            "k8e e2b env --new-key me",
             "k8e sandbox cp s:b - --max-size 1GiB",
             "k8e bench --iterations 5 --json",
             "k8e bench --only latency --only density --runtime native --live 1,10 --live-gvisor 2 --svg f",
@@ -421,6 +428,8 @@ mod tests {
             "k8e skill install vim",
             "k8e sandbox ps s -o yaml",
             "k8e sandbox ps s -o table --json",
+            "k8e e2b env --key short",
+            "k8e e2b env --new-key a --key 00",
             "k8e sandbox cp a",
             "k8e bench --live 0",
             "k8e bench --runtime docker",
