@@ -3,6 +3,8 @@
 //! Where the document cannot be followed word for word, [`NOT_AS_WRITTEN`] says so, with what happens instead. Steps
 //! that it leaves out (making `$SID`, installing pandas in that session) are marked as such in the scenario.
 
+mod own;
+
 use k8e_e2e::internet::{CDN, Internet, Wheel};
 use k8e_e2e::{Ran, Server, binary};
 use serde_json::Value;
@@ -107,6 +109,10 @@ fn on_each_runtime(scenario: impl Fn(&Desk)) {
 
 impl Desk {
     fn start(runtime: &str) -> Self {
+        Self::start_with(runtime, &[])
+    }
+
+    fn start_with(runtime: &str, more: &[&str]) -> Self {
         let internet = Internet::start();
         internet.zone().address(INDEX, &[CDN]);
         internet.zone().address("api.example.com", &[CDN]);
@@ -118,7 +124,7 @@ impl Desk {
         };
         internet.publish_to_index(INDEX, pandas);
         let flags = ["--default-runtime", runtime, "--allowed-hosts", INDEX];
-        let server = Server::start_on(&internet, &flags);
+        let server = Server::start_on(&internet, &[&flags, more].concat());
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(binary(), dir.path().join("k8e")).unwrap();
         Self {

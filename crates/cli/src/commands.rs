@@ -5,8 +5,10 @@ mod allowing;
 pub(crate) mod apikey;
 mod approvals;
 pub(crate) mod audit;
+mod cp;
 mod create;
 mod destroy;
+pub(crate) mod e2b;
 mod egress;
 mod ended;
 mod events;
@@ -20,6 +22,7 @@ mod log;
 pub(crate) mod login;
 mod pause;
 mod pool;
+mod prune;
 mod ps;
 mod read;
 mod run;
@@ -90,7 +93,7 @@ pub enum SandboxCommand {
     Create(Late<create::CreateArgs>),
     /// Show a session
     Get(Late<get::GetArgs>),
-    /// List sessions
+    /// List sessions, or watch them
     Sessions(Late<sessions::SessionsArgs>),
     /// Change the egress allow-list of a session
     #[command(long_about = allow_hosts::LONG_ABOUT)]
@@ -118,6 +121,9 @@ pub enum SandboxCommand {
     Subagent(Late<subagent::SubagentArgs>),
     /// Destroy a session and its sandbox
     Destroy(Late<destroy::DestroyArgs>),
+    /// Destroy your sessions that have not been used for a while
+    #[command(long_about = prune::LONG_ABOUT)]
+    Prune(Late<prune::PruneArgs>),
     /// Show the state of the server: version, runtimes, default limits, number of sessions
     Status(Late<status::StatusArgs>),
     /// Show the warm pool
@@ -132,6 +138,9 @@ pub enum SandboxCommand {
     /// Read a file of the workspace
     #[command(long_about = read::LONG_ABOUT)]
     Read(Late<read::ReadArgs>),
+    /// Copy files and directories to a session, or out of it
+    #[command(long_about = cp::LONG_ABOUT)]
+    Cp(Late<cp::CpArgs>),
     /// List the files of the workspace
     List(Late<list::ListArgs>),
     /// Show metadata of a file in the workspace
@@ -161,10 +170,15 @@ impl SandboxCommand {
             Self::Exec(Late(args)) => !args.raw(),
             Self::Read(Late(args)) => !args.raw(),
             Self::Poll(Late(args)) => !args.raw(),
+            Self::Cp(Late(args)) => !args.to_stdout(),
             Self::Log(_) | Self::Shell(_) => false,
+            Self::Sessions(Late(args)) => args.is_json(),
+            Self::Runs(Late(args)) => args.is_json(),
+            Self::List(Late(args)) => args.is_json(),
+            Self::Ps(Late(args)) => args.is_json(),
+            Self::Snapshot(command) => command.prints_json(),
             Self::Egress(Late(args)) => !args.for_people(),
             Self::Create(_)
-            | Self::Runs(_)
             | Self::Cancel(_)
             | Self::Expose(_)
             | Self::Unexpose(_)
@@ -174,21 +188,18 @@ impl SandboxCommand {
             | Self::Approve(_)
             | Self::Approvals(_)
             | Self::Get(_)
-            | Self::Sessions(_)
             | Self::Pause(_)
             | Self::Resume(_)
-            | Self::Snapshot(_)
             | Self::Subagent(_)
             | Self::Destroy(_)
+            | Self::Prune(_)
             | Self::Status(_)
             | Self::Pool(_)
             | Self::Write(_)
-            | Self::List(_)
             | Self::Stat(_)
             | Self::Mkdir(_)
             | Self::Mv(_)
             | Self::Rm(_)
-            | Self::Ps(_)
             | Self::Events(_) => true,
         }
     }
@@ -258,9 +269,17 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
             Box::pin(snapshot::run(command, client().await?)).await
         }
         SandboxCommand::Subagent(Late(args)) => subagent::run(args, client().await?).await,
+        SandboxCommand::Prune(Late(args)) => {
+            let request = args.request(globals)?;
+            prune::run(request, client().await?).await
+        }
         SandboxCommand::Destroy(Late(args)) => destroy::run(args, client().await?).await,
         SandboxCommand::Write(Late(args)) => write::run(args, client().await?).await,
         SandboxCommand::Read(Late(args)) => read::run(args, client().await?).await,
+        SandboxCommand::Cp(Late(args)) => {
+            let copy = args.request()?;
+            cp::run(copy, client().await?).await
+        }
         SandboxCommand::List(Late(args)) => list::run(args, client().await?).await,
         SandboxCommand::Stat(Late(args)) => files::stat(args, client().await?).await,
         SandboxCommand::Mkdir(Late(args)) => files::mkdir(args, client().await?).await,

@@ -5,6 +5,8 @@
 
 #[cfg(target_os = "linux")]
 mod autostart;
+#[cfg(target_os = "linux")]
+pub use autostart::start_server;
 
 use crate::Globals;
 use crate::failure::Failure;
@@ -210,8 +212,53 @@ fn cert_dir(globals: &Globals) -> PathBuf {
     }
 }
 
+/// Whether the server takes the caller for an operator, which sees the sessions of all owners: on the Unix socket, and over
+/// TLS without credentials of its own (--trust-loopback).
+pub(crate) fn is_operator(globals: &Globals) -> Result<bool, Failure> {
+    Ok(match address(globals)? {
+        None | Some(Address::Unix(_)) => true,
+        Some(Address::Tcp(_)) => {
+            api_key(globals).is_none() && !cert_dir(globals).join("client.crt").exists()
+        }
+    })
+}
+
+/// The endpoint as it is shown, and whether it is this machine's own server.
+pub(crate) fn describe(globals: &Globals) -> Result<(String, bool), Failure> {
+    Ok(match address(globals)? {
+        Some(Address::Unix(path)) => (format!("unix://{}", path.display()), false),
+        Some(Address::Tcp(authority)) => (format!("https://{authority}"), false),
+        None => {
+            let socket = socket(globals);
+            (format!("unix://{} (this machine)", socket.display()), true)
+        }
+    })
+}
+
+/// Whether a command would start a server: none runs, and this client may start one.
+#[cfg(target_os = "linux")]
+pub(crate) fn would_start(globals: &Globals) -> bool {
+    use std::os::unix::net::UnixStream;
+    let kind = UnixStream::connect(socket(globals)).map_err(|error| error.kind());
+    let runs_none = matches!(
+        kind,
+        Err(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+    );
+    runs_none && !globals.no_autostart && rustix::process::geteuid().is_root()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn would_start(_globals: &Globals) -> bool {
+    false
+}
+
+/// Socket of this machine's server.
+fn socket(globals: &Globals) -> PathBuf {
+    globals.data_dir.join("k8e.sock")
+}
+
 async fn local(globals: &Globals) -> Result<Client, Failure> {
-    let socket = globals.data_dir.join("k8e.sock");
+    let socket = socket(globals);
     let endpoint = Endpoint::Unix(socket.clone());
     let error = match Client::connect(&endpoint).await {
         Ok(client) => return Ok(client),

@@ -4,18 +4,24 @@
 //! command is one file in `commands/`: its arguments, its calls and its output.
 
 mod bench;
+mod catalog;
 mod commands;
 mod completion;
 mod connect;
+pub mod doctor;
 mod failure;
 mod late;
 mod output;
 mod render;
+mod skill;
+mod table;
 mod tty;
 pub mod units;
 mod usage;
 
 pub use completion::CompletionArgs;
+#[cfg(target_os = "linux")]
+pub use connect::start_server;
 pub use late::Late;
 
 use clap::{Args, Parser, Subcommand};
@@ -119,12 +125,27 @@ pub enum Command {
     #[command(subcommand, long_about = commands::template::LONG_ABOUT)]
     Template(commands::template::TemplateCommand),
 
+    /// Print what E2B's clients need to use this server
+    #[command(subcommand, long_about = commands::e2b::LONG_ABOUT)]
+    E2b(commands::e2b::E2bCommand),
+
     /// Show the audit log: which principal changed what
     #[command(long_about = commands::audit::LONG_ABOUT)]
     Audit(Late<commands::audit::AuditArgs>),
 
     /// Benchmark this server: latency, throughput and density, compared with other tools on this machine
     Bench(Late<bench::BenchArgs>),
+
+    /// Print the command tree as JSON, for agents
+    #[command(long_about = catalog::LONG_ABOUT)]
+    Catalog(Late<catalog::CatalogArgs>),
+
+    /// Install a skill for coding agents, which tells them how to use k8e
+    #[command(subcommand, long_about = skill::LONG_ABOUT)]
+    Skill(skill::SkillCommand),
+
+    /// Install a skill for coding agents; the same as `k8e skill install`
+    SandboxInstallSkill(Late<skill::InstallArgs>),
 
     /// Print a completion script for your shell
     Completion(Late<CompletionArgs>),
@@ -148,19 +169,26 @@ pub fn parse<P: Parser>(args: &[OsString]) -> Result<P, ExitCode> {
     })
 }
 
-/// Executes a client command. `whole` builds the complete clap command, for completions.
+/// Executes a client command. `whole` builds the complete clap command, for completions and the catalog.
 pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) -> ExitCode {
     let json = match &command {
         Command::Sandbox(command) => command.prints_json(),
         Command::Apikey(_)
         | Command::Login(_)
         | Command::Secret(_)
-        | Command::Template(_)
-        | Command::Audit(_) => true,
+        | Command::Audit(_)
+        | Command::SandboxInstallSkill(_)
+        | Command::Catalog(_) => true,
+        Command::Template(command) => command.prints_json(),
+        Command::E2b(command) => command.prints_json(),
+        Command::Skill(command) => command.prints_json(),
         Command::Bench(_) | Command::Completion(_) => false,
     };
     let result = match command {
         Command::Completion(Late(args)) => completion::run(args, whole()),
+        Command::Catalog(Late(args)) => catalog::run(&args, whole()),
+        Command::Skill(command) => skill::run(command, whole()),
+        Command::SandboxInstallSkill(Late(args)) => skill::install(&args, whole()),
         // It forwards signals into the sandbox, or cleans up on them.
         Command::Sandbox(command) if command.takes_signals() => {
             block_on_to_the_end(commands::run(*command, globals))
@@ -178,6 +206,7 @@ pub fn run(globals: &Globals, command: Command, whole: fn() -> clap::Command) ->
             let request = command.request()?;
             commands::template::run(request, connect::connect(globals).await?).await
         }),
+        Command::E2b(command) => block_on(commands::e2b::run(command, globals)),
         Command::Audit(Late(args)) => {
             block_on(async { commands::audit::run(args, connect::connect(globals).await?).await })
         }
@@ -196,6 +225,11 @@ pub fn print(bytes: &[u8], code: u8) -> ExitCode {
         Ok(()) => ExitCode::from(code),
         Err(failure) => output::failure(&failure, false),
     }
+}
+
+/// Reports the failure of a command that prints JSON and needs no server; returns its exit code.
+pub fn fail(error: &str, detail: &str) -> ExitCode {
+    output::failure(&Failure::request(error, detail), true)
 }
 
 /// Runs a command; Ctrl-C cancels its call, and so ends what the call started on the server.
@@ -222,7 +256,17 @@ fn block_on_to_the_end(work: impl Future<Output = Result<u8, Failure>>) -> Resul
 
 fn wants_json(args: &[OsString]) -> bool {
     let has = |word: &str| args.iter().any(|arg| arg == word);
-    let ours = ["sandbox", "apikey", "login", "secret", "template", "audit"];
+    let ours = [
+        "sandbox",
+        "apikey",
+        "login",
+        "secret",
+        "template",
+        "audit",
+        "catalog",
+        "skill",
+        "sandbox-install-skill",
+    ];
     ours.into_iter().any(has) && !has("--raw")
 }
 
@@ -250,6 +294,10 @@ mod tests {
         globals: Globals,
         #[command(subcommand)]
         command: Command,
+    }
+
+    pub(crate) fn whole() -> clap::Command {
+        Whole::command()
     }
 
     fn parsed(line: &str) -> Result<Whole, clap::Error> {
@@ -325,6 +373,23 @@ mod tests {
             "k8e audit --limit 5 --since 1h --principal ann",
             "k8e login --device-name x",
             "k8e completion zsh",
+            "k8e catalog",
+            "k8e catalog sandbox run",
+            "k8e skill install",
+            "k8e skill install claude codex --project",
+            "k8e skill install all --project=/srv/app --force",
+            "k8e skill uninstall pi",
+            "k8e skill print",
+            "k8e sandbox-install-skill all",
+            "k8e sandbox cp a s:b",
+            "k8e sandbox sessions --watch",
+            "k8e sandbox sessions -o wide",
+            "k8e sandbox list s --json",
+            "k8e sandbox snapshot list -o name",
+            "k8e template list -o table",
+            "k8e sandbox prune --idle 30m --dry-run",
+            "k8e e2b env --new-key me",
+            "k8e sandbox cp s:b - --max-size 1GiB",
             "k8e bench --iterations 5 --json",
             "k8e bench --only latency --only density --runtime native --live 1,10 --live-gvisor 2 --svg f",
             "k8e bench --clients 4 --seconds 2",
@@ -360,6 +425,12 @@ mod tests {
             "k8e template create py",
             "k8e sandbox run x --entrypoint",
             "k8e bench --only speed",
+            "k8e skill install vim",
+            "k8e sandbox ps s -o yaml",
+            "k8e sandbox ps s -o table --json",
+            "k8e e2b env --key short",
+            "k8e e2b env --new-key a --key 00",
+            "k8e sandbox cp a",
             "k8e bench --live 0",
             "k8e bench --runtime docker",
         ] {

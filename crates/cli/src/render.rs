@@ -16,23 +16,23 @@ pub(crate) struct Text {
 }
 
 /// A session; `runtime_class` is the same as `runtime`, under the key of the Go K8E.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct SessionJson {
-    session_id: String,
-    tenant_id: String,
-    owner: String,
-    phase: String,
+    pub(crate) session_id: String,
+    pub(crate) tenant_id: String,
+    pub(crate) owner: String,
+    pub(crate) phase: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
-    runtime: String,
+    pub(crate) runtime: String,
     runtime_class: String,
-    template: String,
+    pub(crate) template: String,
     env_keys: Vec<String>,
     secret_env_vars: Vec<String>,
     labels: BTreeMap<String, String>,
-    limits: LimitsJson,
-    created_at: i64,
-    last_used: i64,
+    pub(crate) limits: LimitsJson,
+    pub(crate) created_at: i64,
+    pub(crate) last_used: i64,
     /// Unix seconds; 0 is never.
     expires_at: i64,
     idle_timeout_s: i64,
@@ -50,9 +50,9 @@ pub(crate) struct SessionJson {
 }
 
 /// Resource limits of a sandbox.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct LimitsJson {
-    memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
     cpus: f64,
     pids: u32,
     disk_bytes: u64,
@@ -61,17 +61,17 @@ pub(crate) struct LimitsJson {
 /// A file; `path`, `modified`, `type` and `size` are keys of the Go K8E.
 #[derive(Debug, Serialize)]
 pub(crate) struct FileJson {
-    path: String,
+    pub(crate) path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     path_base64: Option<String>,
-    modified: i64,
-    r#type: String,
-    size: u64,
-    mode: String,
-    uid: u32,
-    gid: u32,
+    pub(crate) modified: i64,
+    pub(crate) r#type: String,
+    pub(crate) size: u64,
+    pub(crate) mode: String,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    symlink_target: Option<String>,
+    pub(crate) symlink_target: Option<String>,
 }
 
 // === impl Text ===
@@ -118,6 +118,18 @@ impl From<v1::Session> for SessionJson {
             agent_type: session.agent_type,
             cwd: session.cwd,
         }
+    }
+}
+
+impl SessionJson {
+    /// Whether nothing but `last_used` is different.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let last_used = other.last_used;
+        *other
+            == Self {
+                last_used,
+                ..self.clone()
+            }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod check_config;
 mod descriptors;
+mod doctor;
 mod log;
 mod operator;
 mod router;
@@ -44,6 +45,9 @@ enum Role {
     /// Check whether this machine can make sandboxes
     #[command(long_about = check_config::LONG_ABOUT)]
     CheckConfig(Late<check_config::CheckConfigArgs>),
+    /// Find out what is wrong with client, server or machine, and how to fix it
+    #[command(long_about = k8e_cli::doctor::LONG_ABOUT)]
+    Doctor(Late<k8e_cli::doctor::DoctorArgs>),
     /// Serve the agent-sandbox API on a Kubernetes cluster
     // Go's flags may be given twice, and Deployments do: the last one counts.
     #[command(long_about = operator::LONG_ABOUT, args_override_self = true)]
@@ -72,8 +76,12 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     match role {
-        Role::Server(Late(args)) => server::run(&globals, *args),
+        Role::Server(Late(args)) => match args.command() {
+            Some(command) => server::control(&globals, command),
+            None => server::run(&globals, *args),
+        },
         Role::CheckConfig(Late(args)) => check_config::run(&globals, &args, server::GUEST),
+        Role::Doctor(Late(args)) => doctor::run(&globals, &args, server::GUEST),
         Role::Operator(Late(options)) => operator::run(*options),
         Role::Router(options) => router::run(*options),
         Role::Client(command) => k8e_cli::run(&globals, command, K8e::command),

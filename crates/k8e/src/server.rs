@@ -4,6 +4,7 @@
 //! Sandboxes keep running after the server: the next one adopts them.
 
 mod args;
+mod control;
 mod data_dir;
 mod egress;
 mod error;
@@ -13,6 +14,7 @@ mod runtimes;
 mod user;
 
 pub(crate) use args::{LONG_ABOUT, ServerArgs};
+pub(crate) use control::run as control;
 
 use data_dir::DataDir;
 use error::Error;

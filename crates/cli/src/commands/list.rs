@@ -4,6 +4,7 @@ use super::files::path_bytes;
 use crate::failure::Failure;
 use crate::output;
 use crate::render::FileJson;
+use crate::table::{self, Column, Format, FormatArgs, Table};
 use clap::Args;
 use k8e_api::client::Client;
 use k8e_api::v1;
@@ -16,6 +17,7 @@ use std::ffi::OsString;
 Examples:
   k8e sandbox list $SID | jq -r '.files[].path'
   k8e sandbox list $SID src --recursive=false
+  k8e sandbox list $SID -o table
   k8e sandbox list $SID --since $(date -d '5 minutes ago' +%s)")]
 pub struct ListArgs {
     /// Id of the session
@@ -45,13 +47,36 @@ pub struct ListArgs {
     /// Largest number of files to print; `truncated` is true when there are more
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
+
+    #[command(flatten)]
+    format: FormatArgs,
 }
+
+const COLUMNS: [Column; 8] = [
+    Column::new("PATH"),
+    Column::new("TYPE"),
+    Column::new("SIZE"),
+    Column::new("MODE"),
+    Column::new("AGE"),
+    Column::wide("UID"),
+    Column::wide("GID"),
+    Column::wide("LINK TO"),
+];
 
 #[derive(Serialize)]
 struct ListJson {
     files: Vec<FileJson>,
     /// Whether the list was cut at --limit.
     truncated: bool,
+}
+
+// === impl ListArgs ===
+
+impl ListArgs {
+    /// Whether standard output is JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.format.is_json()
+    }
 }
 
 pub(crate) async fn run(args: ListArgs, mut client: Client) -> Result<u8, Failure> {
@@ -82,5 +107,28 @@ pub(crate) async fn run(args: ListArgs, mut client: Client) -> Result<u8, Failur
             list.files.len()
         ));
     }
-    output::json(&list).map(|()| 0)
+    match args.format.chosen() {
+        Format::Json => output::json(&list)?,
+        format @ (Format::Table | Format::Wide | Format::Name) => {
+            table_of(&list.files).print(format)?
+        }
+    }
+    Ok(0)
+}
+
+fn table_of(files: &[FileJson]) -> Table {
+    let mut table = Table::new(&COLUMNS);
+    for file in files {
+        table.row(vec![
+            file.path.clone(),
+            file.r#type.clone(),
+            table::bytes(file.size),
+            file.mode.clone(),
+            table::ago(file.modified),
+            file.uid.to_string(),
+            file.gid.to_string(),
+            file.symlink_target.clone().unwrap_or_default(),
+        ]);
+    }
+    table
 }

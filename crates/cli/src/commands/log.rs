@@ -48,6 +48,8 @@ pub(crate) async fn run(args: LogArgs, mut client: Client) -> Result<u8, Failure
         args.limit
     };
     while left > 0 {
+        // Read before the page: output up to the end is then still printed.
+        let ended = args.follow && super::get::ended(&mut client, &args.session_id).await?;
         let request = v1::GetTranscriptRequest {
             session_id: args.session_id.clone(),
             offset,
@@ -61,7 +63,7 @@ pub(crate) async fn run(args: LogArgs, mut client: Client) -> Result<u8, Failure
         if moved && !page.eof {
             continue;
         }
-        if !args.follow || super::get::ended(&mut client, &args.session_id).await? {
+        if !args.follow || ended {
             break;
         }
         tokio::time::sleep(FOLLOW_PAUSE).await;

@@ -4,6 +4,7 @@ use super::stream::exit_code;
 use crate::failure::{EXIT_REQUEST, Failure};
 use crate::output::{self, Raw};
 use crate::render::Text;
+use crate::table::{self, Column, Format, FormatArgs, Table};
 use clap::Args;
 use k8e_api::client::Client;
 use k8e_api::v1::{self, watch_run_response::Event};
@@ -53,7 +54,21 @@ pub struct RunsArgs {
     /// Id of the session
     #[arg(value_name = "SESSION")]
     session_id: String,
+
+    #[command(flatten)]
+    format: FormatArgs,
 }
+
+const COLUMNS: [Column; 8] = [
+    Column::new("RUN"),
+    Column::new("STATUS"),
+    Column::new("EXIT"),
+    Column::new("TIME"),
+    Column::new("STARTED"),
+    Column::new("PROGRAM"),
+    Column::wide("SESSION"),
+    Column::wide("REASON"),
+];
 
 /// Arguments of `k8e sandbox cancel`.
 #[derive(Args, Debug)]
@@ -110,6 +125,15 @@ struct RunJson {
     summary: SummaryJson,
 }
 
+// === impl RunsArgs ===
+
+impl RunsArgs {
+    /// Whether standard output is JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.format.is_json()
+    }
+}
+
 // === impl PollArgs ===
 
 impl PollArgs {
@@ -137,8 +161,12 @@ pub(crate) async fn list(args: RunsArgs, mut client: Client) -> Result<u8, Failu
         session_id: args.session_id,
     };
     let runs = client.list_runs(request).await?.into_inner().runs;
-    let runs = runs.iter().map(SummaryJson::from).collect();
-    output::json(&RunsJson { runs }).map(|()| 0)
+    let runs: Vec<SummaryJson> = runs.iter().map(SummaryJson::from).collect();
+    match args.format.chosen() {
+        Format::Json => output::json(&RunsJson { runs })?,
+        format @ (Format::Table | Format::Wide | Format::Name) => table_of(&runs).print(format)?,
+    }
+    Ok(0)
 }
 
 pub(crate) async fn cancel(args: CancelArgs, mut client: Client) -> Result<u8, Failure> {
@@ -170,6 +198,25 @@ async fn wait(args: &PollArgs, client: &mut Client) -> Result<u8, Failure> {
         }
     }
     Ok(EXIT_REQUEST)
+}
+
+fn table_of(runs: &[SummaryJson]) -> Table {
+    let mut table = Table::new(&COLUMNS);
+    for run in runs {
+        table.row(vec![
+            run.run_id.clone(),
+            run.status.clone(),
+            run.exit_code
+                .map(|code| code.to_string())
+                .unwrap_or_default(),
+            table::duration(run.duration_ms / 1000),
+            table::ago(run.started_at),
+            run.program.clone(),
+            run.session_id.clone(),
+            run.reason.clone(),
+        ]);
+    }
+    table
 }
 
 // === impl SummaryJson ===

@@ -5,6 +5,7 @@ use super::template;
 use crate::failure::Failure;
 use crate::output;
 use crate::render::SessionJson;
+use crate::table::{self, Column, Format, FormatArgs, Table};
 use clap::{Args, Subcommand};
 use k8e_api::client::Client;
 use k8e_api::v1::import_snapshot_request::Message;
@@ -37,7 +38,7 @@ pub enum SnapshotCommand {
     /// Save the workspace of a session, while it runs
     Save(SaveArgs),
     /// List your snapshots
-    List,
+    List(ListArgs),
     /// Show a snapshot
     Show(NameArgs),
     /// Restore a snapshot: in a new session, or in one that there is
@@ -70,6 +71,24 @@ pub struct SaveArgs {
     #[arg(long)]
     replace: bool,
 }
+
+/// Arguments of `k8e sandbox snapshot list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+const COLUMNS: [Column; 8] = [
+    Column::new("NAME"),
+    Column::new("SIZE"),
+    Column::new("FILES"),
+    Column::new("AGE"),
+    Column::new("SESSION"),
+    Column::wide("STORED"),
+    Column::wide("TENANT"),
+    Column::wide("DIGEST"),
+];
 
 /// Arguments of commands about one snapshot.
 #[derive(Args, Debug)]
@@ -191,21 +210,40 @@ impl SnapshotCommand {
             Self::Import(ImportArgs {
                 name: Some(name), ..
             }) => name,
-            Self::Import(_) | Self::List => return Ok(()),
+            Self::Import(_) | Self::List(_) => return Ok(()),
         };
         Ok(convert::snapshot_name(name).map(drop)?)
+    }
+
+    /// Whether standard output is JSON; errors are printed as JSON then too.
+    pub(crate) fn prints_json(&self) -> bool {
+        match self {
+            Self::List(args) => args.format.is_json(),
+            Self::Save(_)
+            | Self::Show(_)
+            | Self::Restore(_)
+            | Self::Delete(_)
+            | Self::Export(_)
+            | Self::Import(_) => true,
+        }
     }
 }
 
 pub(crate) async fn run(command: SnapshotCommand, mut client: Client) -> Result<u8, Failure> {
     match command {
         SnapshotCommand::Save(args) => save(args, client).await,
-        SnapshotCommand::List => {
+        SnapshotCommand::List(args) => {
             let request = v1::ListSnapshotsRequest {};
             let listed = client.snapshots.list_snapshots(request).await?.into_inner();
             let saved = listed.snapshots.into_iter().filter_map(|entry| entry.saved);
-            let snapshots = saved.map(SnapshotJson::from).collect();
-            output::json(&SnapshotsJson { snapshots }).map(|()| 0)
+            let snapshots: Vec<SnapshotJson> = saved.map(SnapshotJson::from).collect();
+            match args.format.chosen() {
+                Format::Json => output::json(&SnapshotsJson { snapshots })?,
+                format @ (Format::Table | Format::Wide | Format::Name) => {
+                    table_of(&snapshots).print(format)?
+                }
+            }
+            Ok(0)
         }
         SnapshotCommand::Show(NameArgs { name }) => {
             let request = v1::GetSnapshotRequest { name: name.clone() };
@@ -225,6 +263,23 @@ pub(crate) async fn run(command: SnapshotCommand, mut client: Client) -> Result<
         SnapshotCommand::Export(args) => export(args, client).await,
         SnapshotCommand::Import(args) => import(args, client).await,
     }
+}
+
+fn table_of(snapshots: &[SnapshotJson]) -> Table {
+    let mut table = Table::new(&COLUMNS);
+    for snapshot in snapshots {
+        table.row(vec![
+            snapshot.name.clone(),
+            table::bytes(snapshot.size_bytes),
+            snapshot.file_count.to_string(),
+            table::ago(snapshot.created_at),
+            snapshot.session_id.clone(),
+            table::bytes(snapshot.stored_bytes),
+            snapshot.tenant_id.clone(),
+            snapshot.digest.clone(),
+        ]);
+    }
+    table
 }
 
 async fn save(args: SaveArgs, mut client: Client) -> Result<u8, Failure> {

@@ -5,6 +5,7 @@ mod upload;
 
 use crate::failure::Failure;
 use crate::output;
+use crate::table::{self, Column, Format, FormatArgs, Table};
 use clap::{Args, Subcommand};
 use k8e_api::client::Client;
 use k8e_api::status::{Status, from_status};
@@ -43,7 +44,7 @@ pub enum TemplateCommand {
     /// Create a template, or make one stand for another image
     Create(CreateArgs),
     /// List templates
-    List,
+    List(ListArgs),
     /// Show a template: its layers, and what its image says about commands
     Show(NameArgs),
     /// Delete a template that no session uses
@@ -73,6 +74,23 @@ pub struct CreateArgs {
     #[arg(long, value_name = "IMAGE")]
     from: String,
 }
+
+/// Arguments of `k8e template list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+const COLUMNS: [Column; 7] = [
+    Column::new("NAME"),
+    Column::new("SIZE"),
+    Column::new("AGE"),
+    Column::new("SESSIONS"),
+    Column::new("SOURCE"),
+    Column::wide("CREATED BY"),
+    Column::wide("DIGEST"),
+];
 
 /// Arguments of commands about one template.
 #[derive(Args, Debug)]
@@ -118,7 +136,7 @@ struct DeletedJson {
 /// What is asked for, read and checked; nothing is sent yet.
 pub(crate) enum Request {
     Create(Box<Create>),
-    List,
+    List(Format),
     Show(String),
     Delete(String),
 }
@@ -133,6 +151,14 @@ pub(crate) struct Create {
 // === impl TemplateCommand ===
 
 impl TemplateCommand {
+    /// Whether standard output is JSON; errors are printed as JSON then too.
+    pub(crate) fn prints_json(&self) -> bool {
+        match self {
+            Self::List(args) => args.format.is_json(),
+            Self::Create(_) | Self::Show(_) | Self::Delete(_) => true,
+        }
+    }
+
     pub(crate) fn request(self) -> Result<Request, Failure> {
         let checked = |args: NameArgs| {
             convert::template_name(&args.name)?;
@@ -142,7 +168,7 @@ impl TemplateCommand {
             Self::Create(args) => Create::new(args.name, &args.from)
                 .map(Box::new)
                 .map(Request::Create),
-            Self::List => Ok(Request::List),
+            Self::List(args) => Ok(Request::List(args.format.chosen())),
             Self::Show(args) => checked(args).map(Request::Show),
             Self::Delete(args) => checked(args).map(Request::Delete),
         }
@@ -156,13 +182,18 @@ pub(crate) async fn run(request: Request, mut client: Client) -> Result<u8, Fail
             let made = create.send(&mut client).await?;
             output::json(&TemplateJson::from(made))?;
         }
-        Request::List => {
+        Request::List(format) => {
             let listed = templates
                 .list_templates(v1::ListTemplatesRequest {})
                 .await?;
             let listed = listed.into_inner().templates.into_iter();
-            let templates = listed.map(TemplateJson::from).collect();
-            output::json(&TemplatesJson { templates })?;
+            let templates: Vec<TemplateJson> = listed.map(TemplateJson::from).collect();
+            match format {
+                Format::Json => output::json(&TemplatesJson { templates })?,
+                format @ (Format::Table | Format::Wide | Format::Name) => {
+                    table_of(&templates).print(format)?
+                }
+            }
         }
         Request::Show(name) => {
             let shown = templates
@@ -177,6 +208,22 @@ pub(crate) async fn run(request: Request, mut client: Client) -> Result<u8, Fail
         }
     }
     Ok(0)
+}
+
+fn table_of(templates: &[TemplateJson]) -> Table {
+    let mut table = Table::new(&COLUMNS);
+    for template in templates {
+        table.row(vec![
+            template.name.clone(),
+            table::bytes(template.bytes),
+            table::ago(template.created_at),
+            template.sessions.to_string(),
+            template.source.clone(),
+            template.created_by.clone(),
+            template.digest.clone(),
+        ]);
+    }
+    table
 }
 
 /// Fetches the image of a template that is not there, when its name reads like that of an image: with a

@@ -10,6 +10,7 @@ use k8e_api::client::{Client, Endpoint};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -27,7 +28,15 @@ const LOG_TAIL_LINES: usize = 8;
 
 pub(super) async fn start(globals: &Globals, endpoint: &Endpoint) -> Result<Client, Failure> {
     let log = globals.data_dir.join("server.log");
-    let mut server = spawn(&globals.data_dir, &log).map_err(|e| {
+    // `--detached` starts a new process session, so that the server does not end with this terminal.
+    let data_dir = std::path::absolute(&globals.data_dir);
+    let spawned = data_dir.and_then(|data_dir| {
+        spawn(&globals.data_dir, &log, |command| {
+            let server = ["server", "--detached"];
+            command.arg("--data-dir").arg(data_dir).args(server);
+        })
+    });
+    let mut server = spawned.map_err(|e| {
         let dir = globals.data_dir.display();
         Failure::unreachable(
             format!(
@@ -44,7 +53,32 @@ pub(super) async fn start(globals: &Globals, endpoint: &Endpoint) -> Result<Clie
     wait_until_ready(&mut server, endpoint, &log).await
 }
 
-fn spawn(data_dir: &Path, log: &Path) -> io::Result<Child> {
+/// Starts a server in the background with the arguments that `configure` adds, and waits until it answers at `socket`.
+/// Returns its process id, or what went wrong and what to do.
+pub fn start_server(
+    data_dir: &Path,
+    socket: &Path,
+    configure: impl FnOnce(&mut Command),
+) -> Result<u32, String> {
+    let log = data_dir.join("server.log");
+    // A process group of its own: Ctrl-C at this terminal is not meant for it.
+    let spawned = spawn(data_dir, &log, |command| {
+        configure(command.process_group(0));
+    });
+    let mut server = spawned.map_err(|e| format!("cannot start the server: {e}"))?;
+    let endpoint = Endpoint::Unix(socket.to_owned());
+    let ready = crate::block_on_to_the_end(async {
+        wait_until_ready(&mut server, &endpoint, &log).await?;
+        Ok(0)
+    });
+    match ready {
+        Ok(_) => Ok(server.id()),
+        Err(Failure::Told { error, .. }) => Err(error),
+        Err(Failure::BrokenPipe) => Err("interrupted".to_owned()),
+    }
+}
+
+fn spawn(data_dir: &Path, log: &Path, configure: impl FnOnce(&mut Command)) -> io::Result<Child> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -57,12 +91,10 @@ fn spawn(data_dir: &Path, log: &Path) -> io::Result<Child> {
         .append(true)
         .mode(0o600)
         .open(log)?;
-    // `--detached` starts a new process session, so that the server does not end with this terminal.
-    Command::new(std::env::current_exe()?)
-        .arg("--data-dir")
-        .arg(std::path::absolute(data_dir)?)
-        .args(["server", "--detached"])
-        .current_dir("/")
+    let mut command = Command::new(std::env::current_exe()?);
+    command.current_dir("/");
+    configure(&mut command);
+    command
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)

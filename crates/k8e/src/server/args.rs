@@ -1,5 +1,6 @@
 //! Command-line flags of `k8e server`, and the configuration of engine, gateway and egress made from them.
 
+use super::control::ServerCommand;
 use super::egress::{Egress, EgressArgs};
 use super::error::Error;
 use super::process;
@@ -56,8 +57,13 @@ Examples:
   k8e server --listen 0.0.0.0:50051 --default-memory 1GiB --max-sessions 200
   k8e server --data-dir /srv/k8e --listen none
   k8e server --allowed-hosts @python,@github --denied-hosts '*.internal.example'
-  k8e server --hardened --allow-host-template")]
+  k8e server --hardened --allow-host-template
+  k8e server status
+  k8e server restart                  # with the same flags; sessions keep running")]
 pub(crate) struct ServerArgs {
+    #[command(subcommand)]
+    command: Option<ServerCommand>,
+
     /// Path of the Unix socket that clients on this machine connect to [default: k8e.sock in --data-dir]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -320,6 +326,11 @@ struct Base(Option<BaseUrl>);
 // === impl ServerArgs ===
 
 impl ServerArgs {
+    /// The command for a running server; without one, a server is started.
+    pub(crate) fn command(&self) -> Option<&ServerCommand> {
+        self.command.as_ref()
+    }
+
     pub(super) fn config(self, globals: &Globals) -> Result<Config, Error> {
         let limits = Limits {
             memory_bytes: self.default_memory,

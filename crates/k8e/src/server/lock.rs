@@ -78,7 +78,7 @@ fn answers(socket: &Path) -> bool {
 /// Sends SIGTERM to that process if it is an auto-started server that holds this lock; whether it did. A pidfd is opened
 /// before anything is checked, so that a process that reuses the pid is not signalled.
 fn ask_to_leave(lock: &File, pid: u32) -> bool {
-    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+    let Some(pid) = self::pid(pid) else {
         return false;
     };
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
@@ -87,7 +87,8 @@ fn ask_to_leave(lock: &File, pid: u32) -> bool {
     holds(pid, lock) && is_autostarted(pid) && pidfd_send_signal(process, Signal::TERM).is_ok()
 }
 
-fn holds(pid: Pid, lock: &File) -> bool {
+/// Whether that process has this file open.
+pub(super) fn holds(pid: Pid, lock: &File) -> bool {
     let dir = format!("/proc/{}/fd", pid.as_raw_nonzero());
     let (Ok(open), Ok(lock)) = (fs::read_dir(dir), lock.metadata()) else {
         return false;
@@ -97,7 +98,8 @@ fn holds(pid: Pid, lock: &File) -> bool {
         .any(|fd| fs::metadata(fd.path()).is_ok_and(same))
 }
 
-fn is_autostarted(pid: Pid) -> bool {
+/// Whether a client started that server by itself.
+pub(super) fn is_autostarted(pid: Pid) -> bool {
     let arguments = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
     arguments.is_ok_and(|text| text.split(|byte| *byte == 0).any(|one| one == AUTOSTARTED))
 }
@@ -110,7 +112,25 @@ fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-fn read_pid(file: &mut File) -> Option<u32> {
+/// Whether a process holds the lock. Asks for a shared one, and gives it back at once.
+pub(super) fn is_held(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {
+            flock(file, FlockOperation::Unlock)?;
+            Ok(false)
+        }
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A process id as the kernel's calls take it.
+pub(super) fn pid(number: u32) -> Option<Pid> {
+    i32::try_from(number).ok().and_then(Pid::from_raw)
+}
+
+/// The process id that the last server wrote into its lock.
+pub(super) fn read_pid(file: &mut File) -> Option<u32> {
     const PID_BYTES_MAX: u64 = 16;
     let mut text = String::new();
     file.rewind().ok()?;
