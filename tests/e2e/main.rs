@@ -34,3 +34,4 @@ mod sub_agents;
 mod takeover;
 mod templates;
 mod terminals;
+mod watch;
