@@ -59,14 +59,22 @@ fn drive(runtime: &str, program: &Path, script: &Path, env: &[(&str, PathBuf)]) 
 }
 
 fn python(runtime: &str) {
+    python_script(runtime, "client.py");
+}
+
+fn python_script(runtime: &str, name: &str) {
     let program = tools("e2b-python").join("bin/python");
-    drive(runtime, &program, &script("client.py"), &[]);
+    drive(runtime, &program, &script(name), &[]);
 }
 
 fn node(runtime: &str) {
+    node_script(runtime, "client.mjs");
+}
+
+fn node_script(runtime: &str, name: &str) {
     let tools = tools("e2b-node");
     let env = [("NODE_TOOLS", tools)];
-    drive(runtime, Path::new("node"), &script("client.mjs"), &env);
+    drive(runtime, Path::new("node"), &script(name), &env);
 }
 
 #[test]
@@ -87,6 +95,26 @@ fn the_python_client_works_unmodified() {
 #[test]
 fn the_python_client_works_unmodified_in_gvisor() {
     python("gvisor");
+}
+
+#[test]
+fn watches_and_metrics_by_the_javascript_client() {
+    node_script("native", "watch.mjs");
+}
+
+#[test]
+fn watches_and_metrics_by_the_javascript_client_in_gvisor() {
+    node_script("gvisor", "watch.mjs");
+}
+
+#[test]
+fn watches_and_metrics_by_the_python_client() {
+    python_script("native", "watch.py");
+}
+
+#[test]
+fn watches_and_metrics_by_the_python_client_in_gvisor() {
+    python_script("gvisor", "watch.py");
 }
 
 #[test]

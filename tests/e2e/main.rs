@@ -20,6 +20,7 @@ mod escape;
 mod examples;
 mod expose;
 mod flood;
+mod follow;
 mod gvisor;
 mod identity;
 mod install;

@@ -1,132 +1,212 @@
-//! Commands that follow something: they end with what they follow, or with Ctrl-C.
+//! `k8e sandbox watch` and `k8e sandbox metrics`, on both runtimes.
 
 use k8e_e2e::Server;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::io::{BufRead as _, BufReader, Lines, Read as _};
+use std::io::{BufRead as _, BufReader, Lines};
 use std::process::{Child, ChildStdout, Stdio};
 
-/// A command whose lines are read as they come.
-struct Following {
+/// A running `k8e sandbox watch`.
+struct Watch {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Following {
+impl Watch {
     fn start(server: &Server, args: &[&str]) -> Self {
-        let mut command = server.command(args);
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut command = server.command(&[&["sandbox", "watch"], args].concat());
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines }
+        let mut watch = Self { child, lines };
+        assert_eq!(watch.next()["type"], "started");
+        watch
     }
 
-    fn json(&mut self) -> Value {
-        let line = self.lines.next().expect("a line").unwrap();
-        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    fn next(&mut self) -> Value {
+        let line = self.lines.next().expect("the watch goes on").unwrap();
+        serde_json::from_str(&line).unwrap()
     }
 
-    fn interrupt(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
-    }
-
-    /// The exit code; standard error must be empty.
-    fn end(mut self) -> Option<i32> {
-        let mut said = String::new();
-        let mut stderr = self.child.stderr.take().unwrap();
-        stderr.read_to_string(&mut said).unwrap();
-        assert_eq!(said, "");
-        self.child.wait().unwrap().code()
+    /// Types and paths up to an event about a path, without that.
+    fn until(&mut self, path: &str) -> Vec<String> {
+        let mut seen = Vec::new();
+        loop {
+            let event = self.next();
+            if event["path"] == path {
+                return seen;
+            }
+            let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
+            seen.push(format!("{} {}", text("type"), text("path")));
+        }
     }
 }
 
-#[test]
-fn sessions_are_watched() {
-    let server = Server::start();
-    let first = server.session();
-    let mut watch = Following::start(&server, &["sandbox", "sessions", "--watch"]);
-    let change = watch.json();
-    assert_eq!(
-        (&change["type"], &change["session"]["session_id"]),
-        (&"added".into(), &first.id.clone().into())
-    );
-    let second = server.session();
-    let change = watch.json();
-    assert_eq!(
-        (&change["type"], &change["session"]["session_id"]),
-        (&"added".into(), &second.id.clone().into())
-    );
-    // A change that is none: the session was used.
-    assert_eq!(first.sh("true").code, 0);
-    let allowed = server.k8e(&[
-        "sandbox",
-        "allow-hosts",
-        "a.example",
-        "--session-id",
-        &first.id,
-    ]);
-    assert_eq!(allowed.code, 0, "{}", allowed.all());
-    let change = watch.json();
-    assert_eq!(
-        (&change["type"], &change["session"]["session_id"]),
-        (&"changed".into(), &first.id.clone().into())
-    );
-    assert_eq!(
-        change["session"]["allowed_hosts"][0], "a.example",
-        "{change}"
-    );
-    second.destroy();
-    let change = watch.json();
-    assert_eq!(
-        (&change["type"], &change["session"]["session_id"]),
-        (&"removed".into(), &second.id.clone().into())
-    );
-    watch.interrupt();
-    assert!(watch.lines.next().is_none(), "nothing after Ctrl-C");
-    assert_eq!(watch.end(), Some(130));
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
-#[test]
-fn log_and_events_end_with_their_session() {
-    let server = Server::start();
+fn changes_are_printed_as_they_happen(runtime: &str) {
+    let server = Server::start_with(&["--default-runtime", runtime]);
     let session = server.session();
-    let mut log = Following::start(&server, &["sandbox", "log", &session.id, "--follow"]);
-    let mut events = Following::start(&server, &["sandbox", "events", &session.id, "--follow"]);
-    assert_eq!(session.sh("echo first").code, 0);
-    assert_eq!(log.lines.next().unwrap().unwrap(), "first");
-    assert_eq!(events.json()["kind"], "created");
-    // What is printed right before the end is not lost.
-    assert_eq!(session.sh("echo last").code, 0);
+    session.sh("mkdir -p src/there");
+    let mut watch = Watch::start(&server, &[&session.id, "src", "--recursive"]);
+    session.sh("cd src; echo x > a; chmod 600 a; mv a there/b; rm there/b; touch end1");
+    let events = watch.until("end1");
+    let expected = [
+        "create a",
+        "write a",
+        "chmod a",
+        "rename_from a",
+        "rename_to there/b",
+        "remove there/b",
+    ];
+    assert_eq!(events, expected);
+    // New directories, and a tree that is moved.
+    session.sh("cd src; mkdir -p new/deep; touch new/deep/f; touch end2");
+    let mut events = watch.until("end2");
+    // Read while they are made: a file may be reported after the mark.
+    session.sh("cd src; touch end3");
+    events.extend(watch.until("end3"));
+    for path in ["new", "new/deep", "new/deep/f"] {
+        let made = events
+            .iter()
+            .filter(|event| **event == format!("create {path}"));
+        assert_eq!(made.count(), 1, "{path}: {events:?}");
+    }
+    session.sh("cd src; mv new moved; echo x > moved/deep/g; touch end4");
+    let events = watch.until("end4");
+    assert!(
+        events.contains(&"create moved/deep/g".to_owned()),
+        "{events:?}"
+    );
+    // What a file call writes is a change too, and another directory is not watched.
+    let path = "src/by-call";
+    let written = server.k8e_with(&["sandbox", "write", &session.id, path], b"x");
+    assert_eq!(written.code, 0, "{}", written.all());
+    watch.until("by-call");
+    session.sh("touch elsewhere; touch src/end5");
+    let events = watch.until("end5");
+    assert!(!events.iter().any(|event| event.contains("elsewhere")));
+
+    // What cannot be watched says so; a watch ends with its directory and with its session.
+    for (path, says) in [
+        ("missing", "not found"),
+        ("elsewhere", "not a directory"),
+        ("/etc", "outside"),
+    ] {
+        let refused = server.k8e(&["sandbox", "watch", &session.id, path]);
+        assert_eq!(refused.code, 1, "{}", refused.all());
+        let said = refused.all().to_lowercase();
+        let found = said.contains(says) || said.contains("no such file");
+        assert!(found, "{path}: {said}");
+    }
+    session.sh("rm -r src");
+    let ended = loop {
+        let event = watch.next();
+        if event.get("error").is_some() {
+            break event;
+        }
+    };
+    assert!(ended["error"].to_string().contains("removed or moved"));
+    let mut other = Watch::start(&server, &[&session.id, "."]);
     session.destroy();
-    let rest: Vec<String> = log.lines.by_ref().map(Result::unwrap).collect();
-    assert_eq!(rest, ["last"]);
-    assert_eq!(log.end(), Some(0));
-    let kinds: Vec<String> = events
-        .lines
-        .by_ref()
-        .map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap())
-        .map(|event| event["kind"].as_str().unwrap().to_owned())
-        .collect();
-    let last = kinds.last().expect("more events").clone();
-    assert!(["ended", "destroyed"].contains(&last.as_str()), "{kinds:?}");
-    assert_eq!(events.end(), Some(0));
+    let ended = other.next();
+    assert!(ended.get("error").is_some(), "{ended}");
+    drop((watch, other));
+    server.assert_traces(0);
 }
 
 #[test]
-fn ctrl_c_ends_log_and_events() {
-    let server = Server::start();
+fn changes_are_printed_as_they_happen_native() {
+    changes_are_printed_as_they_happen("native");
+}
+
+#[test]
+fn changes_are_printed_as_they_happen_gvisor() {
+    changes_are_printed_as_they_happen("gvisor");
+}
+
+fn a_flood_is_reported_as_lost_events(runtime: &str) {
+    let server = Server::start_with(&["--default-runtime", runtime]);
     let session = server.session();
-    assert_eq!(session.sh("echo first").code, 0);
-    for command in ["log", "events"] {
-        let mut following =
-            Following::start(&server, &["sandbox", command, &session.id, "--follow"]);
-        following.lines.next().unwrap().unwrap();
-        following.interrupt();
-        following.lines.by_ref().for_each(drop);
-        assert_eq!(following.end(), Some(130), "{command}");
+    let mut watch = Watch::start(&server, &[&session.id, "."]);
+    // Nobody reads the watch meanwhile, and pipes, sockets and queues between are bounded.
+    let flood = "import os\nfor n in range(60000):\n    os.close(os.open(f'{n:0200}', os.O_CREAT))\n    os.unlink(f'{n:0200}')\nopen('last', 'w')\n";
+    let ran = session.py(flood);
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    let mut count = 0;
+    while watch.next()["type"] != "overflow" {
+        count += 1;
     }
-    // They changed nothing.
-    assert_eq!(session.sh("echo still").out(), "still\n");
-    let missing = server.k8e(&["sandbox", "log", "no-such-session", "--follow"]);
+    assert!(count < 120_000, "{count}");
+    // It goes on, and other calls have not waited for it.
+    session.sh("touch after");
+    watch.until("after");
+}
+
+#[test]
+fn a_flood_is_reported_as_lost_events_native() {
+    a_flood_is_reported_as_lost_events("native");
+}
+
+#[test]
+fn a_flood_is_reported_as_lost_events_gvisor() {
+    a_flood_is_reported_as_lost_events("gvisor");
+}
+
+fn metrics_are_what_the_session_uses(runtime: &str) {
+    let server = Server::start_with(&["--default-runtime", runtime]);
+    let session = server.session_with(&["--memory", "512MiB", "--disk", "1GiB", "--cpus", "1"]);
+    let metrics = || {
+        let ran = server.k8e(&["sandbox", "metrics", &session.id]);
+        assert_eq!(ran.code, 0, "{}", ran.all());
+        ran.json()
+    };
+    let number = |metrics: &Value, key: &str| {
+        let number = metrics[key].as_f64();
+        number.unwrap_or_else(|| panic!("{key}: {metrics}"))
+    };
+    let idle = metrics();
+    assert_eq!(number(&idle, "memory_total_bytes"), f64::from(512 << 20));
+    assert_eq!(number(&idle, "cpus"), 1.0);
+    let disk = number(&idle, "disk_total_bytes");
+    let gib = f64::from(1 << 30);
+    assert!(disk > gib * 0.8 && disk <= gib, "{idle}");
+    // A process that uses a CPU and 100 MB of memory, and a file of 50 MB.
+    session.sh("head -c 50000000 /dev/zero > big");
+    let busy = "x = bytearray(100_000_000)\nx[::4096] = b'1' * len(x[::4096])\nopen('ready', 'w')\nwhile True: pass";
+    let started = server.k8e(&[
+        "sandbox",
+        "run",
+        "--background",
+        "--session-id",
+        &session.id,
+        "--lang",
+        "python",
+        busy,
+    ]);
+    assert_eq!(started.code, 0, "{}", started.all());
+    session.sh("while [ ! -e ready ]; do sleep 0.05; done");
+    let busy = metrics();
+    let grown = |key: &str| number(&busy, key) - number(&idle, key);
+    assert!(grown("memory_used_bytes") > 80e6, "{idle} {busy}");
+    assert!(grown("disk_used_bytes") > 40e6, "{idle} {busy}");
+    assert!(grown("cpu_time_us") > 1000.0, "{idle} {busy}");
+    // The machine has other work too: some of it is enough.
+    let percent = number(&busy, "cpu_used_percent");
+    assert!(percent > 0.5 && percent < 200.0, "{busy}");
+    let missing = server.k8e(&["sandbox", "metrics", "none"]);
     assert_eq!(missing.code, 1, "{}", missing.all());
+}
+
+#[test]
+fn metrics_are_what_the_session_uses_native() {
+    metrics_are_what_the_session_uses("native");
+}
+
+#[test]
+fn metrics_are_what_the_session_uses_gvisor() {
+    metrics_are_what_the_session_uses("gvisor");
 }

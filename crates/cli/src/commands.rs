@@ -20,6 +20,7 @@ mod hosts;
 mod list;
 mod log;
 pub(crate) mod login;
+mod metrics;
 mod pause;
 mod pool;
 mod prune;
@@ -36,6 +37,7 @@ mod status;
 mod stream;
 mod subagent;
 pub(crate) mod template;
+mod watch;
 mod write;
 
 use crate::connect::connect;
@@ -151,8 +153,13 @@ pub enum SandboxCommand {
     Mv(Late<files::MvArgs>),
     /// Remove a file or a directory of the workspace
     Rm(Late<files::RmArgs>),
+    /// Watch a directory of the workspace for changes
+    #[command(long_about = watch::LONG_ABOUT)]
+    Watch(Late<watch::WatchArgs>),
     /// List the processes of a sandbox
     Ps(Late<ps::PsArgs>),
+    /// Show what a session uses: CPU, memory and disk, and its limits
+    Metrics(Late<metrics::MetricsArgs>),
     /// Show the transcript of a session: the output of its commands
     #[command(long_about = log::LONG_ABOUT)]
     Log(Late<log::LogArgs>),
@@ -200,6 +207,8 @@ impl SandboxCommand {
             | Self::Mkdir(_)
             | Self::Mv(_)
             | Self::Rm(_)
+            | Self::Watch(_)
+            | Self::Metrics(_)
             | Self::Events(_) => true,
         }
     }
@@ -285,7 +294,9 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         SandboxCommand::Mkdir(Late(args)) => files::mkdir(args, client().await?).await,
         SandboxCommand::Mv(Late(args)) => files::mv(args, client().await?).await,
         SandboxCommand::Rm(Late(args)) => files::rm(args, client().await?).await,
+        SandboxCommand::Watch(Late(args)) => watch::run(args, client().await?).await,
         SandboxCommand::Ps(Late(args)) => ps::run(args, client().await?).await,
+        SandboxCommand::Metrics(Late(args)) => metrics::run(args, client().await?).await,
         SandboxCommand::Log(Late(args)) => log::run(args, client().await?).await,
         SandboxCommand::Events(Late(args)) => events::run(args, client().await?).await,
     }

@@ -29,7 +29,7 @@ pub use native::NativeDriver;
 
 use async_trait::async_trait;
 use k8e_egress::Sockets;
-use k8e_model::{Digest, LimitEvents, Limits, RuntimeKind, SandboxId, Template};
+use k8e_model::{Digest, LimitEvents, Limits, ResourceUsage, RuntimeKind, SandboxId, Template};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
@@ -122,6 +122,11 @@ pub trait Sandbox: Send + Sync {
 
     /// Counters of limit events: OOM kills and refused forks.
     fn limit_events(&self) -> LimitEvents;
+
+    /// What it uses now: reads of kernel files. None when it does not run, or its driver cannot count.
+    fn usage(&self) -> Option<ResourceUsage> {
+        None
+    }
 
     /// Gives it other limits, before anything but its guest has run in it, as far as its driver
     /// [can](Driver::can_change_limits). A few writes to kernel files: no need to be async.

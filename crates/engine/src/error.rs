@@ -36,6 +36,9 @@ pub enum Error {
         /// The limit.
         max: usize,
     },
+    /// The driver has no counters, or the sandbox does not run any more.
+    #[error("the runtime of this session does not count what it uses")]
+    NoMetrics,
     /// No such terminal, or it is another principal's: the two must not be told apart.
     #[error("terminal {0} not found")]
     TerminalNotFound(TerminalId),
@@ -447,7 +450,9 @@ impl Error {
             | Self::SecretMissing { .. }
             | Self::TemplateInUse { .. }
             | Self::NoExposeDoor => Code::Precondition,
-            Self::Runtime(_) | Self::NoInterpreter { .. } | Self::NoImages => Code::Unsupported,
+            Self::Runtime(_) | Self::NoInterpreter { .. } | Self::NoImages | Self::NoMetrics => {
+                Code::Unsupported
+            }
             Self::Image(cause) => cause.code(),
             Self::Layer { source, .. } => source.code(),
             Self::NoProgram { .. } | Self::Invalid(_) => Code::Invalid,

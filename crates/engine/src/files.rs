@@ -358,7 +358,7 @@ impl Sessions {
     }
 }
 
-fn root(path: &GuestPath) -> Bytes {
+pub(crate) fn root(path: &GuestPath) -> Bytes {
     Bytes::from_static(path.root().as_bytes())
 }
 
@@ -372,7 +372,7 @@ fn name_of(owner: Option<FileOwner>) -> String {
     name.to_owned()
 }
 
-fn raw(path: &GuestPath) -> Bytes {
+pub(crate) fn raw(path: &GuestPath) -> Bytes {
     Bytes::copy_from_slice(path.as_bytes())
 }
 
@@ -387,7 +387,7 @@ fn object(id: &SessionId, path: &GuestPath) -> String {
 }
 
 /// Operation and path, for error messages.
-fn shown(operation: &str, path: &GuestPath) -> String {
+pub(crate) fn shown(operation: &str, path: &GuestPath) -> String {
     const SHOWN_BYTES_MAX: usize = 256;
     let bytes = path.as_bytes();
     format!(

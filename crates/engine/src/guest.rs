@@ -36,6 +36,9 @@ pub(crate) const PROCESSES_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Timeout for all replies of one listing together, against a guest that trickles them.
 pub(crate) const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Timeout of the start of a watch, for which the guest walks the tree.
+pub(crate) const WATCH_START_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Empty replies per call: none is needed, and endless ones would hang the call.
 const EMPTY_REPLIES_MAX: u32 = 64;
 

@@ -28,6 +28,8 @@ mod sessions;
 mod snapshots;
 mod templates;
 mod terminals;
+mod usage;
+mod watch;
 
 pub use approvals::ApprovalFilter;
 pub use audit::Audit;
@@ -60,3 +62,5 @@ pub use templates::{LayerUpload, NewTemplate, TemplateOrigin, TemplateProgress, 
 pub use terminals::{
     Foreground, TerminalEvent, TerminalExit, TerminalRequest, TerminalStream, TerminalView,
 };
+pub use usage::SessionMetrics;
+pub use watch::{FileChange, FileEvent, FileWatch};

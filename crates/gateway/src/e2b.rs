@@ -16,6 +16,7 @@ mod envd;
 mod error;
 mod files;
 mod filesystem;
+mod metrics;
 mod ports;
 mod process;
 mod query;
@@ -92,6 +93,7 @@ pub(crate) struct Api {
     sessions: Sessions,
     authenticator: Authenticator,
     domain: String,
+    watchers: filesystem::watch::Watchers,
 }
 
 /// A client's connection.
@@ -126,6 +128,7 @@ impl E2bServer {
             sessions: authenticator.sessions().clone(),
             authenticator,
             domain: self.domain,
+            watchers: filesystem::watch::Watchers::default(),
         });
         let mut incoming = pin!(connection_limit::accept(self.listener, LIMITS));
         let mut connections = JoinSet::new();

@@ -4,6 +4,7 @@ mod approvals;
 mod background;
 mod egress;
 mod exposures;
+mod file_watch;
 mod files;
 mod history;
 mod identity;
@@ -116,6 +117,7 @@ impl Sandboxes for Service {
     type WatchEgressStream = Answers<v1::EgressFlow>;
     type WatchRunStream = Answers<v1::WatchRunResponse>;
     type AttachTerminalStream = Answers<v1::TerminalEvent>;
+    type WatchFilesStream = Answers<v1::WatchFilesResponse>;
 
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
         let who = principal(&request)?;
@@ -445,12 +447,33 @@ impl Sandboxes for Service {
             .map(Response::new)
     }
 
+    async fn watch_files(
+        &self,
+        request: Request<v1::WatchFilesRequest>,
+    ) -> Answer<Self::WatchFilesStream> {
+        let who = principal(&request)?;
+        let stop = crate::signal(&self.stopped);
+        file_watch::watch(&self.sessions, &who, &request.into_inner(), stop)
+            .await
+            .map(Response::new)
+    }
+
     async fn list_processes(
         &self,
         request: Request<v1::ListProcessesRequest>,
     ) -> Answer<v1::ListProcessesResponse> {
         let who = principal(&request)?;
         sessions::processes(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn get_session_metrics(
+        &self,
+        request: Request<v1::GetSessionMetricsRequest>,
+    ) -> Answer<v1::SessionMetrics> {
+        let who = principal(&request)?;
+        sessions::metrics(&self.sessions, &who, &request.into_inner())
             .await
             .map(Response::new)
     }

@@ -1,7 +1,9 @@
 //! One connection: reads the request, runs the call, and sends exactly one final reply.
 
 use crate::error::Error;
-use crate::{Guest, end_processes, exec, files, forward, oom, processes, pty, runs, tree};
+use crate::{
+    Guest, disk, end_processes, exec, files, forward, oom, processes, pty, runs, tree, watch,
+};
 use k8e_wire::proto::{Done, HelloReply, reply::Reply, request::Call};
 use k8e_wire::{GuestEnd, PROTOCOL, ReplySink, Requests};
 use std::sync::Arc;
@@ -82,6 +84,8 @@ async fn dispatch(guest: &Arc<Guest>, end: &mut GuestEnd, call: Call) -> Result<
         | Call::ListTerminals(_)
         | Call::EndProcesses(_)
         | Call::CloseListener(_)
+        | Call::WatchFiles(_)
+        | Call::StatDisk(_)
         | Call::KillLargest(_) => {
             let GuestEnd { requests, replies } = end;
             tokio::select! {
@@ -106,6 +110,8 @@ async fn without_input(
         Call::MakeDir(request) => files::make_dir(&request).and(done),
         Call::Move(request) => files::rename(&request).and(done),
         Call::Remove(request) => files::remove(&request).await.and(done),
+        Call::WatchFiles(request) => Box::pin(watch::watch(guest, replies, request)).await,
+        Call::StatDisk(request) => disk::stat(&request).map(Reply::DiskUse),
         Call::ListProcesses(_) => processes::list(guest, replies).await,
         Call::StartRun(request) => Box::pin(runs::start(guest, replies, request)).await,
         Call::AttachRun(request) => runs::attach(guest, replies, request).await,

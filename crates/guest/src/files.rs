@@ -20,9 +20,10 @@ pub(crate) use write::write;
 use crate::error::{Error, show};
 use crate::users::User;
 use k8e_wire::proto::{FileInfo, FileType};
-use resolve::Owner;
-use rustix::fs::{FileType as Kind, Stat};
-use std::os::fd::AsFd;
+use resolve::{Options, Owner, Place, RACES_MAX};
+use rustix::fs::{FileType as Kind, OFlags, Stat};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Metadata of a file for the host. `target` is the target of a symbolic link.
 fn info(path: Vec<u8>, stat: &Stat, target: Vec<u8>) -> FileInfo {
@@ -36,6 +37,35 @@ fn info(path: Vec<u8>, stat: &Stat, target: Vec<u8>) -> FileInfo {
         mtime_unix_ns: mtime_ns(stat),
         symlink_target: target.into(),
     }
+}
+
+/// Opens a directory, through symbolic links that stay below the root; returns its absolute path too. `operation` is for
+/// errors.
+pub(crate) fn open_dir(
+    operation: &'static str,
+    root: &[u8],
+    path: &[u8],
+    flags: OFlags,
+) -> Result<(OwnedFd, Vec<u8>), Error> {
+    for _ in 0..RACES_MAX {
+        let options = Options {
+            follow: true,
+            ..Options::default()
+        };
+        let place = Place::find(root, path, options)?;
+        let stat = place.existing()?;
+        if file_type(stat) != FileType::Directory {
+            return Err(Error::NotDirectory(show(&place.path)));
+        }
+        match place.open(flags | OFlags::DIRECTORY) {
+            Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {}
+            opened => {
+                let dir = opened.map_err(Error::os(operation, &place.path))?;
+                return Ok((dir, place.path));
+            }
+        }
+    }
+    Err(Error::os(operation, path)(Errno::BUSY))
 }
 
 /// The owner that a request names; empty is none.

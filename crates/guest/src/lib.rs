@@ -13,6 +13,8 @@
 //! | `ListFiles` | `FileList`s | `Done` |
 //! | `Stat` | | `FileInfo` |
 //! | `MakeDir`, `Move`, `Remove` | | `Done` |
+//! | `WatchFiles` | `Watching`, then `FileEvents` | none but `Error` |
+//! | `StatDisk` | | `DiskUse` |
 //! | `ListProcesses` | `ProcessList`s | `Done` |
 //! | `StartRun`, `AttachRun` | `Started`, then `stdout` and `stderr` | `Exited`, or `Done` for now |
 //! | `EndRun`, `ForgetRun` | | `Done` |
@@ -39,6 +41,7 @@
 //! here needs a new process or thread except a command.
 
 mod call;
+mod disk;
 mod end_processes;
 mod error;
 mod exec;
@@ -55,6 +58,7 @@ mod runs;
 mod sys;
 mod tree;
 mod users;
+mod watch;
 
 pub use listener::SocketNames;
 pub use sys::{inherited_listener, process_limit, self_test};
@@ -117,6 +121,7 @@ pub(crate) struct Guest {
     /// Read by what starts processes or writes files, written while a snapshot is taken.
     pub(crate) starts: tokio::sync::RwLock<()>,
     pub(crate) listener: listener::Listener,
+    pub(crate) watches: watch::Counts,
 }
 
 // === impl Config ===
@@ -204,6 +209,7 @@ impl Agent {
             process_limit: process_limit::ProcessLimit::new(config.processes_max),
             starts: tokio::sync::RwLock::new(()),
             listener: listener::Listener::new(CONNECTIONS_MAX),
+            watches: watch::Counts::default(),
         });
         if config.init {
             tokio::spawn(reaper::reap_everything(Arc::clone(&guest)));

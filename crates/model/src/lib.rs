@@ -52,7 +52,7 @@ pub use image::{Digest, IMAGE_LAYERS_MAX, Image, ImageConfig};
 pub use key::{ApiKey, KeyHash};
 pub use language::Language;
 pub use lifetime::{Lifetime, LifetimeSpec};
-pub use limits::{LimitEvents, LimitKind, Limits, LimitsSpec, Quantity, size_text};
+pub use limits::{LimitEvents, LimitKind, Limits, LimitsSpec, Quantity, ResourceUsage, size_text};
 pub use origin::{ClientKind, SessionOrigin};
 pub use path::{GuestPath, WORKSPACE};
 pub use phase::Phase;

@@ -2,6 +2,7 @@
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 const MIB: u64 = 1024 * 1024;
 
@@ -61,6 +62,17 @@ pub struct LimitEvents {
     pub oom_kills: u64,
     /// Forks refused.
     pub pids_refused: u64,
+}
+
+/// What a sandbox uses, by the counters of its control group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResourceUsage {
+    /// CPU time since it was launched or restored; none where the kernel does not count it.
+    pub cpu_time: Option<Duration>,
+    /// Memory of its processes, without page cache.
+    pub memory_bytes: u64,
+    /// Page cache of its files, which the kernel reclaims when memory is needed.
+    pub cache_bytes: u64,
 }
 
 // === impl Limits ===

@@ -4,7 +4,7 @@ use crate::scripted::{self, Script};
 use crate::thread::GuestThread;
 use async_trait::async_trait;
 use k8e_driver::{Driver, DriverError, GuestAddress, Probe, Sandbox, SandboxSpec};
-use k8e_model::{LimitEvents, Limits, RuntimeKind, SandboxId};
+use k8e_model::{LimitEvents, Limits, ResourceUsage, RuntimeKind, SandboxId};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,6 +47,7 @@ struct FakeSandbox {
     frozen: AtomicBool,
     limits: Mutex<Limits>,
     limit_events: Mutex<LimitEvents>,
+    usage: Mutex<Option<ResourceUsage>>,
 }
 
 /// The `Sandbox` that the engine gets.
@@ -137,6 +138,12 @@ impl FakeDriver {
     pub fn kill_guest(&self, id: &SandboxId) {
         let sandbox = self.0.state().sandboxes.get(id).cloned();
         drop(lock(&sandbox.expect("a test kills a guest that exists").guest).take());
+    }
+
+    /// Sets what a sandbox uses, by its counters.
+    pub fn set_usage(&self, id: &SandboxId, usage: ResourceUsage) {
+        let sandbox = self.0.state().sandboxes.get(id).cloned();
+        *lock(&sandbox.expect("a test changes a sandbox that exists").usage) = Some(usage);
     }
 
     /// Sets the limit counters (OOM kills and the like) of a sandbox.
@@ -233,6 +240,7 @@ impl Driver for FakeDriver {
             frozen: AtomicBool::new(false),
             limits: Mutex::new(spec.limits),
             limit_events: Mutex::default(),
+            usage: Mutex::default(),
         });
         let mut state = self.0.state();
         state.launched += 1;
@@ -308,6 +316,10 @@ impl Sandbox for Handle {
 
     fn limit_events(&self) -> LimitEvents {
         *lock(&self.sandbox.limit_events)
+    }
+
+    fn usage(&self) -> Option<ResourceUsage> {
+        *lock(&self.sandbox.usage)
     }
 
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {

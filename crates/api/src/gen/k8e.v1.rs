@@ -833,6 +833,37 @@ pub struct RemoveFileRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveFileResponse {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchFilesRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    /// A directory: relative to /workspace, or absolute below it.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub path: ::prost::bytes::Bytes,
+    /// All directories below too, also new ones, on the same file system.
+    #[prost(bool, tag = "3")]
+    pub recursive: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WatchFilesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub events: ::prost::alloc::vec::Vec<FileEvent>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FileEvent {
+    /// create, write, remove, rename_from, rename_to, chmod (permissions, owner, times or extended attributes), or
+    /// overflow: events were lost here, because they came faster than they were read; list the directory again.
+    #[prost(string, tag = "1")]
+    pub r#type: ::prost::alloc::string::String,
+    /// Relative to the directory that is watched; empty for an overflow.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub path: ::prost::bytes::Bytes,
+    #[prost(bool, tag = "3")]
+    pub directory: bool,
+    /// The same in both events of one rename, else 0. One of them alone: it was moved out of what is watched, or into it.
+    #[prost(uint32, tag = "4")]
+    pub rename_id: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListProcessesRequest {
     #[prost(string, tag = "1")]
     pub session_id: ::prost::alloc::string::String,
@@ -858,6 +889,39 @@ pub struct Process {
 pub struct ListProcessesResponse {
     #[prost(message, repeated, tag = "1")]
     pub processes: ::prost::alloc::vec::Vec<Process>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSessionMetricsRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+}
+/// CPU and memory by the kernel's counters, the disk as the sandbox reports it.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct SessionMetrics {
+    #[prost(int64, tag = "1")]
+    pub at_unix_ms: i64,
+    /// The limit, in thousandths of a CPU.
+    #[prost(uint32, tag = "2")]
+    pub cpu_millis: u32,
+    /// Of the limit.
+    #[prost(double, tag = "3")]
+    pub cpu_used_percent: f64,
+    /// Since the sandbox was launched, or restored from disk.
+    #[prost(uint64, tag = "4")]
+    pub cpu_time_us: u64,
+    /// Of processes, without page cache.
+    #[prost(uint64, tag = "5")]
+    pub memory_used_bytes: u64,
+    /// The limit.
+    #[prost(uint64, tag = "6")]
+    pub memory_total_bytes: u64,
+    /// Page cache, which is reclaimed when memory is needed.
+    #[prost(uint64, tag = "7")]
+    pub memory_cache_bytes: u64,
+    #[prost(uint64, tag = "8")]
+    pub disk_used_bytes: u64,
+    #[prost(uint64, tag = "9")]
+    pub disk_total_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTranscriptRequest {
@@ -1961,6 +2025,32 @@ pub mod sandboxes_client {
                 .insert(GrpcMethod::new("k8e.v1.Sandboxes", "RemoveFile"));
             self.inner.unary(req, path, codec).await
         }
+        /// Reports changes in a directory until the call is cancelled or the session ends. Changes are reported from the first
+        /// response on, which has no events.
+        pub async fn watch_files(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchFilesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WatchFilesResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/WatchFiles",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "WatchFiles"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         pub async fn list_processes(
             &mut self,
             request: impl tonic::IntoRequest<super::ListProcessesRequest>,
@@ -1983,6 +2073,28 @@ pub mod sandboxes_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("k8e.v1.Sandboxes", "ListProcesses"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What a session uses of its limits now. Takes 300 ms, over which CPU is measured, and counts as a use of the session.
+        pub async fn get_session_metrics(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSessionMetricsRequest>,
+        ) -> std::result::Result<tonic::Response<super::SessionMetrics>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/GetSessionMetrics",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "GetSessionMetrics"));
             self.inner.unary(req, path, codec).await
         }
         pub async fn get_transcript(
@@ -2330,6 +2442,18 @@ pub mod sandboxes_server {
             tonic::Response<super::RemoveFileResponse>,
             tonic::Status,
         >;
+        /// Server streaming response type for the WatchFiles method.
+        type WatchFilesStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WatchFilesResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Reports changes in a directory until the call is cancelled or the session ends. Changes are reported from the first
+        /// response on, which has no events.
+        async fn watch_files(
+            &self,
+            request: tonic::Request<super::WatchFilesRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WatchFilesStream>, tonic::Status>;
         async fn list_processes(
             &self,
             request: tonic::Request<super::ListProcessesRequest>,
@@ -2337,6 +2461,11 @@ pub mod sandboxes_server {
             tonic::Response<super::ListProcessesResponse>,
             tonic::Status,
         >;
+        /// What a session uses of its limits now. Takes 300 ms, over which CPU is measured, and counts as a use of the session.
+        async fn get_session_metrics(
+            &self,
+            request: tonic::Request<super::GetSessionMetricsRequest>,
+        ) -> std::result::Result<tonic::Response<super::SessionMetrics>, tonic::Status>;
         async fn get_transcript(
             &self,
             request: tonic::Request<super::GetTranscriptRequest>,
@@ -4009,6 +4138,52 @@ pub mod sandboxes_server {
                     };
                     Box::pin(fut)
                 }
+                "/k8e.v1.Sandboxes/WatchFiles" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchFilesSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::ServerStreamingService<super::WatchFilesRequest>
+                    for WatchFilesSvc<T> {
+                        type Response = super::WatchFilesResponse;
+                        type ResponseStream = T::WatchFilesStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchFilesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::watch_files(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchFilesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/k8e.v1.Sandboxes/ListProcesses" => {
                     #[allow(non_camel_case_types)]
                     struct ListProcessesSvc<T: Sandboxes>(pub Arc<T>);
@@ -4039,6 +4214,51 @@ pub mod sandboxes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListProcessesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/GetSessionMetrics" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSessionMetricsSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::GetSessionMetricsRequest>
+                    for GetSessionMetricsSvc<T> {
+                        type Response = super::SessionMetrics;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSessionMetricsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::get_session_metrics(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSessionMetricsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -53,8 +53,11 @@ const DEVICES: &str = "devices";
 /// v1: the controller of disk I/O. On v2 it is `io`.
 const BLKIO: &str = "blkio";
 
+/// v1: the controller that counts CPU time, often mounted together with `cpu`. On v2 that is part of `cpu`.
+const CPUACCT: &str = "cpuacct";
+
 /// v1: controllers that are used where they are mounted.
-const OPTIONAL: [&str; 3] = [FREEZER, DEVICES, BLKIO];
+const OPTIONAL: [&str; 4] = [FREEZER, DEVICES, BLKIO, CPUACCT];
 
 /// v2: the controller of disk I/O, which is optional.
 const IO: &str = "io";
@@ -369,6 +372,15 @@ impl Cgroup {
         Some((open(total)?, open("memory.stat")?))
     }
 
+    /// The file with the CPU time of the group; none where it is not counted.
+    pub(crate) fn cpu_time(&self) -> Option<File> {
+        let (dir, file) = match self.version {
+            Version::V1 => (self.optional(CPUACCT)?, "cpuacct.usage"),
+            Version::V2 => (self.dir(CPU), "cpu.stat"),
+        };
+        File::open(dir.join(file)).ok()
+    }
+
     /// Directory of a required controller.
     fn dir(&self, controller: &str) -> &Path {
         self.optional(controller)
@@ -530,6 +542,20 @@ fn counter(file: Option<&File>, key: &str) -> u64 {
     value
         .and_then(|value| value.trim().parse().ok())
         .unwrap_or(0)
+}
+
+/// CPU time from a file of [`Cgroup::cpu_time`]: v1 nanoseconds, v2 a line with microseconds.
+pub(crate) fn cpu_time(file: &File) -> Option<Duration> {
+    let mut text = [0; EVENTS_BYTES_MAX];
+    let read = file.read_at(&mut text, 0).ok()?;
+    let text = std::str::from_utf8(&text[..read]).ok()?;
+    let micros = text
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "));
+    match micros {
+        Some(micros) => micros.trim().parse().ok().map(Duration::from_micros),
+        None => text.trim().parse().ok().map(Duration::from_nanos),
+    }
 }
 
 #[cfg(test)]

@@ -97,7 +97,7 @@ struct Killer {
     kind: Kind,
     id: SandboxId,
     guest: GuestAddress,
-    memory: MemoryUse,
+    memory: Arc<MemoryUse>,
     oom: Arc<Oom>,
 }
 
@@ -148,7 +148,7 @@ impl Oom {
         kind: Kind,
         id: SandboxId,
         guest: GuestAddress,
-        memory: MemoryUse,
+        memory: Arc<MemoryUse>,
     ) -> tokio::task::AbortHandle {
         let killer = Killer {
             machine,
@@ -298,11 +298,34 @@ impl MemoryUse {
         }
     }
 
+    /// Memory used by programs, and page cache. `has_kernel`: the group has a separate kernel too.
+    pub(super) fn measure(&self, has_kernel: bool) -> (u64, u64) {
+        let mut text = [0; STAT_BYTES_MAX];
+        let stat = text_of(&self.stat, &mut text);
+        let value = |wanted: &str| stat_value(stat, wanted);
+        // v1 calls it `cache`, v2 `file`. Both contain shared memory, which cannot be reclaimed.
+        let cache = value("file").or_else(|| value("cache")).unwrap_or(0);
+        let cache = cache.saturating_sub(value("shmem").unwrap_or(0));
+        if has_kernel {
+            return (programs_bytes(stat), cache);
+        }
+        let mut text = [0; 32];
+        let total: u64 = text_of(&self.total, &mut text).trim().parse().unwrap_or(0);
+        (total.saturating_sub(cache), cache)
+    }
+
     /// Memory used by programs. 0 when the group is gone.
     fn used(&self) -> u64 {
         let mut text = [0; STAT_BYTES_MAX];
         programs_bytes(text_of(&self.stat, &mut text))
     }
+}
+
+/// The value of a line of `memory.stat`.
+fn stat_value(stat: &str, wanted: &str) -> Option<u64> {
+    let mut lines = stat.lines();
+    let value = lines.find_map(|line| line.strip_prefix(wanted)?.strip_prefix(' '))?;
+    value.parse::<u64>().ok()
 }
 
 fn text_of<'a>(file: &File, buffer: &'a mut [u8]) -> &'a str {
@@ -313,11 +336,7 @@ fn text_of<'a>(file: &File, buffer: &'a mut [u8]) -> &'a str {
 
 /// Memory used by programs, from `memory.stat`: v1 calls anonymous memory `rss`, v2 `anon`.
 fn programs_bytes(stat: &str) -> u64 {
-    let value = |wanted: &str| {
-        let mut lines = stat.lines();
-        let value = lines.find_map(|line| line.strip_prefix(wanted)?.strip_prefix(' '))?;
-        value.parse::<u64>().ok()
-    };
+    let value = |wanted: &str| stat_value(stat, wanted);
     let sentry = value("anon").or_else(|| value("rss")).unwrap_or(0);
     let programs = value("shmem").unwrap_or(0);
     programs.saturating_add(sentry.saturating_sub(SENTRY_BYTES))
@@ -389,6 +408,12 @@ mod tests {
         };
         assert_eq!(memory.used_at_most(6000), 5000);
         assert_eq!(memory.used_at_most(4000), 3000);
+        assert_eq!(memory.measure(true), (3000, 89_997_000));
+        let native = MemoryUse {
+            total: file("20000\n"),
+            stat: file("cache 9000\nrss 7000\nshmem 4000\n"),
+        };
+        assert_eq!(native.measure(false), (15_000, 5000));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! address, and the launcher for everything that needs root. A saved one has no process.
 
 use super::Machine;
-use super::cgroup::LimitCounters;
+use super::cgroup::{self, LimitCounters};
 use super::kind::Kind;
 use super::launcher::request::{Answer, IdleSignal, Passed, Request};
 use super::oom::{MemoryUse, Oom};
@@ -11,7 +11,7 @@ use crate::gvisor::Platform;
 use crate::{DriverError, GuestAddress, Restored, Sandbox};
 use async_trait::async_trait;
 use k8e_egress::Sockets;
-use k8e_model::{LimitEvents, Limits, SandboxId};
+use k8e_model::{LimitEvents, Limits, ResourceUsage, SandboxId};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,6 +48,8 @@ struct Running {
     counters: LimitCounters,
     /// Events from before it was saved.
     earlier: LimitEvents,
+    memory: Option<Arc<MemoryUse>>,
+    cpu_time: Option<File>,
     /// The OOM killer task, for sandboxes with a separate kernel.
     killer: Option<AbortHandle>,
 }
@@ -97,6 +99,8 @@ impl LocalSandbox {
             pids: file(passed.pids_events),
         };
         let memory_use = file(passed.memory_use).zip(file(passed.memory_use));
+        let memory = memory_use.map(|(total, stat)| Arc::new(MemoryUse { total, stat }));
+        let cpu_time = file(passed.cpu_time);
         let gate = passed
             .gate
             .then(|| Sockets::from_descriptors(fds.collect()));
@@ -104,8 +108,8 @@ impl LocalSandbox {
             "watch",
             format!("the first process of {}", self.id),
         ))?;
-        let killer = memory_use.map(|(total, stat)| {
-            let memory = MemoryUse { total, stat };
+        let killed = memory.clone().filter(|_| self.kind.has_kernel());
+        let killer = killed.map(|memory| {
             let (machine, guest) = (self.machine.clone(), self.guest.clone());
             let id = self.id.clone();
             self.oom.watch(machine, self.kind, id, guest, memory)
@@ -120,6 +124,8 @@ impl LocalSandbox {
                 init,
                 counters,
                 earlier,
+                memory,
+                cpu_time,
                 killer,
             }));
         });
@@ -222,6 +228,18 @@ impl Sandbox for LocalSandbox {
             .saturating_add(self.oom.kills());
         events.pids_refused = events.pids_refused.saturating_add(earlier.pids_refused);
         events
+    }
+
+    fn usage(&self) -> Option<ResourceUsage> {
+        let (State::Running(running) | State::Saving(running)) = self.state() else {
+            return None;
+        };
+        let (memory_bytes, cache_bytes) = running.memory.as_ref()?.measure(self.kind.has_kernel());
+        Some(ResourceUsage {
+            cpu_time: running.cpu_time.as_ref().and_then(cgroup::cpu_time),
+            memory_bytes,
+            cache_bytes,
+        })
     }
 
     fn set_limits(&self, limits: &Limits) -> Result<(), DriverError> {

@@ -29,6 +29,8 @@ mod sub_agents;
 mod templates;
 mod tenants;
 mod terminals;
+mod usage;
+mod watch;
 
 use bytes::Bytes;
 use k8e_driver::Driver;

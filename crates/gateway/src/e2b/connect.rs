@@ -267,7 +267,7 @@ impl Error {
         }
     }
 
-    fn is_gone(&self) -> bool {
+    pub(super) fn is_gone(&self) -> bool {
         self.message == NOT_FOUND
     }
 

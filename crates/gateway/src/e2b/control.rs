@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 /// The level of `envd` that is implemented: E2B's clients switch features on by it.
-pub(super) const ENVD_VERSION: &str = "0.5.7";
+pub(super) const ENVD_VERSION: &str = "0.6.4";
 
 /// Seconds that a sandbox lives when a request says nothing.
 pub(super) const TIMEOUT_DEFAULT_S: i64 = 300;
@@ -150,7 +150,7 @@ impl Call<'_> {
             ("POST", ["pause"]) => self.pause(&id, upload).await,
             ("GET", ["logs"]) => self.logs(&id).await,
             ("PUT", ["network"]) => self.set_network(&id, upload).await,
-            ("GET", ["metrics"]) => Err(Failure::unsupported("metrics of one sandbox")),
+            ("GET", ["metrics"]) => self.metrics(&id).await,
             ("POST", ["snapshots"]) => Err(Failure::unsupported("snapshots by the E2B API")),
             ("POST", ["fork"]) => Err(Failure::unsupported("forks")),
             _ => Err(Failure::not_found("no such route")),
@@ -341,6 +341,24 @@ impl Call<'_> {
             StatusCode::OK,
             &json!({ "logs": logs, "logEntries": entries }),
         )
+    }
+
+    /// The newest sample, if it is in the time that is asked for. A paused sandbox has none.
+    async fn metrics(&self, id: &SessionId) -> Result<Answer, Failure> {
+        let number = |name| match self.query.get(name).map(str::parse::<i64>) {
+            None => Ok(None),
+            Some(Ok(number)) => Ok(Some(number)),
+            Some(Err(_)) => Err(Failure::invalid(format!("{name} must be a Unix time"))),
+        };
+        let (start, end) = (number("start")?, number("end")?);
+        let paused = self.find(id).await?.session.phase == Phase::Paused;
+        let now = now_ms() / 1000;
+        if paused || start.is_some_and(|at| at > now) || end.is_some_and(|at| at < now) {
+            return body::json(StatusCode::OK, &[(); 0]);
+        }
+        let metrics = self.api.sessions.session_metrics(&self.who, id).await;
+        let metrics = metrics.map_err(|error| not_found_if_gone(&error))?;
+        body::json(StatusCode::OK, &[super::metrics::sample(&metrics)])
     }
 
     async fn set_network(&self, id: &SessionId, upload: Upload) -> Result<Answer, Failure> {

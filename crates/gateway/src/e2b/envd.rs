@@ -73,7 +73,7 @@ pub(super) async fn serve(
     match (request.method().as_str(), path.as_str()) {
         (_, "/files") => files::serve(&call, request).await,
         ("GET", "/envs") => call.envs().await,
-        ("GET", "/metrics") => Err(Failure::unsupported("metrics of one sandbox")),
+        ("GET", "/metrics") => call.metrics().await,
         ("POST", path) => {
             let (service, method) = path
                 .trim_start_matches('/')
@@ -109,6 +109,7 @@ impl<'a> Authenticated<'a> {
                 "/List",
                 "/Connect",
                 "/GetWatcherEvents",
+                "/WatchDir",
             ]
             .iter()
             .any(|name| path.ends_with(name));
@@ -132,6 +133,12 @@ impl<'a> Authenticated<'a> {
             .map(|(name, value)| (name.to_owned(), value.into()))
             .collect();
         body::json(StatusCode::OK, &env)
+    }
+
+    async fn metrics(&self) -> Result<Answer, Failure> {
+        let metrics = self.api.sessions.session_metrics(&self.who, &self.id).await;
+        let metrics = metrics.map_err(|error| self.failed(&error))?;
+        body::json(StatusCode::OK, &super::metrics::envd(&metrics))
     }
 
     pub(super) fn failed(&self, error: &k8e_engine::Error) -> Failure {

@@ -1,7 +1,9 @@
-//! `filesystem.Filesystem`: stat, listings, directories, moves and removals, anywhere in the sandbox.
+//! `filesystem.Filesystem`: stat, listings, directories, moves, removals and watches, anywhere in the sandbox.
+
+pub(super) mod watch;
 
 use super::body::{Answer, Upload};
-use super::connect::{self, Error, Rpc, unary};
+use super::connect::{Error, Rpc, unary};
 use super::entry::entry;
 use super::envd::Authenticated;
 use super::error::Failure;
@@ -45,33 +47,30 @@ pub(super) async fn serve(
     method: &str,
     request: Request<Incoming>,
 ) -> Result<Answer, Failure> {
-    let user = match User::of_headers(request.headers()) {
-        Ok(user) => user,
-        Err(failure) => return unary(Err::<Value, _>(Error::from(failure))),
-    };
+    let fs = User::of_headers(request.headers())
+        .map(|user| Fs { call, user })
+        .map_err(Error::from);
     let upload = Upload(request.into_body());
-    let fs = Fs { call, user };
+    if method == "WatchDir" {
+        return Ok(watch::stream(fs, rpc, upload).await);
+    }
+    let fs = match fs {
+        Ok(fs) => fs,
+        Err(error) => return unary(Err::<Value, _>(error)),
+    };
     match method {
         "Stat" => unary(fs.stat(rpc, upload).await),
         "ListDir" => unary(fs.list(rpc, upload).await),
         "MakeDir" => unary(fs.make_dir(rpc, upload).await),
         "Move" => unary(fs.rename(rpc, upload).await),
         "Remove" => unary(fs.remove(rpc, upload).await),
-        "WatchDir" => Ok(connect::failed_stream(&no_watch())),
-        "CreateWatcher" | "GetWatcherEvents" | "RemoveWatcher" => {
-            unary(Err::<Value, _>(no_watch()))
-        }
+        "CreateWatcher" => unary(watch::create(&fs, rpc, upload).await),
+        "GetWatcherEvents" => unary(watch::events(&fs, rpc, upload).await),
+        "RemoveWatcher" => unary(watch::remove(&fs, rpc, upload).await),
         _ => Err(Failure::not_found(format!(
             "no such call: filesystem.Filesystem/{method}"
         ))),
     }
-}
-
-fn no_watch() -> Error {
-    Error::new(
-        "unimplemented",
-        "this server cannot watch directories: list them instead",
-    )
 }
 
 struct Fs<'a> {

@@ -206,7 +206,7 @@ pub(super) async fn remove(
     Ok(v1::RemoveFileResponse {})
 }
 
-fn place(session_id: &str, path: &[u8]) -> Result<(SessionId, GuestPath), Status> {
+pub(super) fn place(session_id: &str, path: &[u8]) -> Result<(SessionId, GuestPath), Status> {
     let id = convert::session_id(session_id).map_err(model_status)?;
     let path = GuestPath::parse(path).map_err(model_status)?;
     Ok((id, path))

@@ -180,3 +180,24 @@ fn session(view: SessionView) -> v1::Session {
         ..convert::session(&view.session)
     }
 }
+
+pub(super) async fn metrics(
+    sessions: &Sessions,
+    who: &Principal,
+    request: &v1::GetSessionMetricsRequest,
+) -> Result<v1::SessionMetrics, Status> {
+    let id = convert::session_id(&request.session_id).map_err(model_status)?;
+    let metrics = sessions.session_metrics(who, &id).await;
+    let metrics = metrics.map_err(engine_status)?;
+    Ok(v1::SessionMetrics {
+        at_unix_ms: metrics.at,
+        cpu_millis: metrics.cpu_millis,
+        cpu_used_percent: metrics.cpu_used_percent,
+        cpu_time_us: u64::try_from(metrics.cpu_time.as_micros()).unwrap_or(u64::MAX),
+        memory_used_bytes: metrics.memory_used_bytes,
+        memory_total_bytes: metrics.memory_total_bytes,
+        memory_cache_bytes: metrics.memory_cache_bytes,
+        disk_used_bytes: metrics.disk_used_bytes,
+        disk_total_bytes: metrics.disk_total_bytes,
+    })
+}

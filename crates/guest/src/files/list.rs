@@ -1,8 +1,8 @@
 //! Lists a directory, or a tree.
 
-use super::resolve::{Options, Place, RACES_MAX, lstat};
-use super::{info, target};
-use crate::error::{Error, show};
+use super::resolve::lstat;
+use super::{info, open_dir, target};
+use crate::error::Error;
 use k8e_wire::ReplySink;
 use k8e_wire::proto::{Done, FileInfo, FileList, FileType, ListFiles, reply::Reply};
 use rustix::fs::{Dir, Mode, OFlags};
@@ -162,27 +162,7 @@ fn look(
 }
 
 fn open(request: &ListFiles) -> Result<(Dir, Vec<u8>), Error> {
-    for _ in 0..RACES_MAX {
-        let place = Place::find(
-            &request.root,
-            &request.path,
-            Options {
-                follow: true,
-                ..Options::default()
-            },
-        )?;
-        let stat = place.existing()?;
-        if super::file_type(stat) != FileType::Directory {
-            return Err(Error::NotDirectory(show(&place.path)));
-        }
-        match place.open(OFlags::RDONLY | OFlags::DIRECTORY) {
-            Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {}
-            opened => {
-                let failed = || Error::os::<Errno>("list", &place.path);
-                let dir = Dir::new(opened.map_err(failed())?).map_err(failed())?;
-                return Ok((dir, place.path));
-            }
-        }
-    }
-    Err(Error::os("list", &request.path)(Errno::BUSY))
+    let (dir, path) = open_dir("list", &request.root, &request.path, OFlags::RDONLY)?;
+    let dir = Dir::new(dir).map_err(Error::os("list", &path))?;
+    Ok((dir, path))
 }

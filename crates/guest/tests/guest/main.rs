@@ -12,3 +12,4 @@ mod init;
 mod runs;
 mod support;
 mod terminals;
+mod watch;

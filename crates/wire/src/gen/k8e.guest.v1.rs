@@ -3,7 +3,7 @@
 pub struct Request {
     #[prost(
         oneof = "request::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 30, 31, 32, 40, 41, 33"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 30, 31, 32, 40, 41, 33, 34, 35"
     )]
     pub call: ::core::option::Option<request::Call>,
 }
@@ -67,6 +67,10 @@ pub mod request {
         RestoreTree(super::RestoreTree),
         #[prost(message, tag = "33")]
         CloseListener(super::CloseListener),
+        #[prost(message, tag = "34")]
+        WatchFiles(super::WatchFiles),
+        #[prost(message, tag = "35")]
+        StatDisk(super::StatDisk),
     }
 }
 /// What the host sends after the Request of Exec, WriteFile, Forward, SaveTree and RestoreTree.
@@ -104,7 +108,7 @@ pub struct End {}
 pub struct Reply {
     #[prost(
         oneof = "reply::Reply",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 30, 31, 32, 40, 41, 42, 43"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 30, 31, 32, 33, 34, 35, 40, 41, 42, 43"
     )]
     pub reply: ::core::option::Option<reply::Reply>,
 }
@@ -147,6 +151,13 @@ pub mod reply {
         End(super::End),
         #[prost(message, tag = "32")]
         Killed(super::Killed),
+        /// WatchFiles: changes are reported from now on.
+        #[prost(message, tag = "33")]
+        Watching(super::Watching),
+        #[prost(message, tag = "34")]
+        FileEvents(super::FileEvents),
+        #[prost(message, tag = "35")]
+        DiskUse(super::DiskUse),
         #[prost(message, tag = "40")]
         TreeBegun(super::TreeBegun),
         #[prost(message, tag = "41")]
@@ -529,6 +540,52 @@ pub struct FileList {
     #[prost(message, repeated, tag = "1")]
     pub files: ::prost::alloc::vec::Vec<FileInfo>,
 }
+/// Reports changes in a directory until the host closes: Watching, then FileEvents. It ends by itself only with an Error,
+/// such as when the directory is removed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchFiles {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub root: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub path: ::prost::bytes::Bytes,
+    /// All directories below too, on the same file system.
+    #[prost(bool, tag = "3")]
+    pub recursive: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Watching {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FileEvent {
+    #[prost(enumeration = "FileChange", tag = "1")]
+    pub change: i32,
+    /// Relative to the directory that is watched; empty for an overflow.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub path: ::prost::bytes::Bytes,
+    #[prost(bool, tag = "3")]
+    pub directory: bool,
+    /// The same in both halves of a rename; else 0.
+    #[prost(uint32, tag = "4")]
+    pub move_id: u32,
+}
+/// At most 256, and 200 KiB.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FileEvents {
+    #[prost(message, repeated, tag = "1")]
+    pub events: ::prost::alloc::vec::Vec<FileEvent>,
+}
+/// The file system of a directory (statfs).
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StatDisk {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub path: ::prost::bytes::Bytes,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DiskUse {
+    #[prost(uint64, tag = "1")]
+    pub total_bytes: u64,
+    #[prost(uint64, tag = "2")]
+    pub used_bytes: u64,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListProcesses {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -807,6 +864,53 @@ impl FileType {
             "FILE_TYPE_DIRECTORY" => Some(Self::Directory),
             "FILE_TYPE_SYMLINK" => Some(Self::Symlink),
             "FILE_TYPE_OTHER" => Some(Self::Other),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum FileChange {
+    Unspecified = 0,
+    Created = 1,
+    Written = 2,
+    Removed = 3,
+    /// The two halves of a rename. One alone is a rename out of what is watched, or into it.
+    MovedFrom = 4,
+    MovedTo = 5,
+    /// Permissions, owner, times or extended attributes.
+    Attributes = 6,
+    /// Changes were lost here, because they came faster than they were read.
+    Overflow = 7,
+}
+impl FileChange {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "FILE_CHANGE_UNSPECIFIED",
+            Self::Created => "FILE_CHANGE_CREATED",
+            Self::Written => "FILE_CHANGE_WRITTEN",
+            Self::Removed => "FILE_CHANGE_REMOVED",
+            Self::MovedFrom => "FILE_CHANGE_MOVED_FROM",
+            Self::MovedTo => "FILE_CHANGE_MOVED_TO",
+            Self::Attributes => "FILE_CHANGE_ATTRIBUTES",
+            Self::Overflow => "FILE_CHANGE_OVERFLOW",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "FILE_CHANGE_UNSPECIFIED" => Some(Self::Unspecified),
+            "FILE_CHANGE_CREATED" => Some(Self::Created),
+            "FILE_CHANGE_WRITTEN" => Some(Self::Written),
+            "FILE_CHANGE_REMOVED" => Some(Self::Removed),
+            "FILE_CHANGE_MOVED_FROM" => Some(Self::MovedFrom),
+            "FILE_CHANGE_MOVED_TO" => Some(Self::MovedTo),
+            "FILE_CHANGE_ATTRIBUTES" => Some(Self::Attributes),
+            "FILE_CHANGE_OVERFLOW" => Some(Self::Overflow),
             _ => None,
         }
     }

@@ -18,13 +18,12 @@ fn v1_is_found_on_a_hybrid_machine() {
     let (version, roots) = find(mounts).unwrap();
     assert_eq!(version, Version::V1);
     let at = |name: &'static str| (name, Path::new("/c").join(name));
-    assert_eq!(roots, [MEMORY, CPU, PIDS, FREEZER].map(at));
+    let counted = (CPUACCT, Path::new("/c/cpu").to_owned());
+    let all = |names: [&'static str; 4]| [&names.map(at)[..], &[counted.clone()]].concat();
+    assert_eq!(roots, all([MEMORY, CPU, PIDS, FREEZER]));
     // The freezer is optional.
     let without = mounts.replace("freezer", "devices");
-    assert_eq!(
-        find(&without).unwrap().1,
-        [MEMORY, CPU, PIDS, DEVICES].map(at)
-    );
+    assert_eq!(find(&without).unwrap().1, all([MEMORY, CPU, PIDS, DEVICES]));
 }
 
 #[test]
@@ -54,6 +53,22 @@ fn counters_are_read() {
     fs::write(file.path(), "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n").unwrap();
     assert_eq!(counter(Some(file.as_file()), "oom_kill"), 7);
     assert_eq!(counter(None, "max"), 0);
+}
+
+#[test]
+fn cpu_time_is_read_in_both_formats() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for (text, expected) in [
+        ("1500000\n", Some(Duration::from_micros(1500))),
+        (
+            "usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n",
+            Some(Duration::from_micros(1500)),
+        ),
+        ("nothing\n", None),
+    ] {
+        fs::write(file.path(), text).unwrap();
+        assert_eq!(cpu_time(file.as_file()), expected, "{text}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// Bytes of a message: a request with every path at its longest stays below.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 128 * 1024;
 
-/// Descriptors of a message. A new sandbox has the most: the pidfd of its first process, four files of its
+/// Descriptors of a message. A new sandbox has the most: the pidfd of its first process, five files of its
 /// control group, and the four sockets of its gate. The kernel drops what is more.
 const DESCRIPTORS_MAX: usize = 10;
 

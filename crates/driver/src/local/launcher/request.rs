@@ -216,8 +216,10 @@ pub(crate) struct Passed {
     pub(crate) memory_events: bool,
     /// The counter of refused forks.
     pub(crate) pids_events: bool,
-    /// Two, for sandboxes with a separate kernel: total memory usage, and its parts.
+    /// Two: total memory usage, and its parts.
     pub(crate) memory_use: bool,
+    /// The counter of CPU time.
+    pub(crate) cpu_time: bool,
     /// The gate's sockets as in [`Answer::Gate`]: only those of a new sandbox, which saves a request.
     pub(crate) gate: bool,
 }

@@ -280,7 +280,7 @@ impl Worker {
                         )
                     }
                 })?;
-            let made = sandbox(sandboxes, kind, &spec.id, started.pidfd);
+            let made = sandbox(sandboxes, &spec.id, started.pidfd);
             Ok(worker.with_gate(made, kind, &spec.id))
         });
     }
@@ -335,7 +335,7 @@ impl Worker {
         self.in_child(Class::Launch, reply, |worker| {
             let (host, sandboxes) = (&worker.host, &worker.gvisor);
             let (started, lost) = gvisor::launch::restore(host, sandboxes, &saved, limits)?;
-            let made = sandbox(sandboxes, Kind::Gvisor, id, started.pidfd);
+            let made = sandbox(sandboxes, id, started.pidfd);
             match worker.with_gate(made, Kind::Gvisor, id) {
                 (Answer::Sandbox(passed), fds) => Ok((Answer::Restored(passed, lost), fds)),
                 other => Ok(other),
@@ -366,7 +366,7 @@ impl Worker {
         sandboxes.let_server_connect(id)?;
         let _ = rustix::process::pidfd_send_signal(&init, Signal::CONT);
         state::run_on(sandboxes, id)?;
-        Ok(sandbox(sandboxes, Kind::Gvisor, id, init))
+        Ok(sandbox(sandboxes, id, init))
     }
 
     fn reserve(&mut self, kind: Kind, id: &SandboxId) -> Result<u32, DriverError> {
@@ -390,7 +390,7 @@ impl Worker {
             // An earlier server may have left it in idle stop.
             let _ = rustix::process::pidfd_send_signal(&init, Signal::CONT);
         }
-        Ok(sandbox(sandboxes, kind, id, init))
+        Ok(sandbox(sandboxes, id, init))
     }
 
     /// Only to a separate kernel: the processes of native sandboxes are not signalled.
@@ -518,23 +518,20 @@ fn in_order<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-fn sandbox(
-    sandboxes: &Sandboxes,
-    kind: Kind,
-    id: &SandboxId,
-    init: OwnedFd,
-) -> (Answer, Vec<OwnedFd>) {
+fn sandbox(sandboxes: &Sandboxes, id: &SandboxId, init: OwnedFd) -> (Answer, Vec<OwnedFd>) {
     let group = sandboxes.group(id);
     let counters = group.counters();
-    let memory_use = kind.has_kernel().then(|| group.memory_use()).flatten();
+    let memory_use = group.memory_use();
+    let cpu_time = group.cpu_time();
     let sandbox = Answer::Sandbox(Passed {
         memory_events: counters.memory.is_some(),
         pids_events: counters.pids.is_some(),
         memory_use: memory_use.is_some(),
+        cpu_time: cpu_time.is_some(),
         gate: false,
     });
     let (usage, stat) = memory_use.unzip();
-    let files = [counters.memory, counters.pids, usage, stat]
+    let files = [counters.memory, counters.pids, usage, stat, cpu_time]
         .into_iter()
         .flatten()
         .map(OwnedFd::from);
