@@ -13,6 +13,7 @@ mod events;
 mod exec;
 mod expose;
 mod files;
+mod fork;
 mod get;
 mod hosts;
 mod list;
@@ -110,6 +111,9 @@ pub enum SandboxCommand {
     Pause(Late<pause::PauseArgs>),
     /// Resume a paused session
     Resume(Late<pause::ResumeArgs>),
+    /// Fork a session: make sessions that continue from the point at which it is
+    #[command(long_about = fork::LONG_ABOUT)]
+    Fork(Late<fork::ForkArgs>),
     /// Save the workspace of a session, and restore it
     #[command(subcommand, long_about = snapshot::LONG_ABOUT)]
     Snapshot(snapshot::SnapshotCommand),
@@ -176,6 +180,7 @@ impl SandboxCommand {
             | Self::Get(_)
             | Self::Sessions(_)
             | Self::Pause(_)
+            | Self::Fork(_)
             | Self::Resume(_)
             | Self::Snapshot(_)
             | Self::Subagent(_)
@@ -253,6 +258,7 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         SandboxCommand::Sessions(Late(args)) => sessions::run(args, client().await?).await,
         SandboxCommand::Pause(Late(args)) => pause::pause(args, client().await?).await,
         SandboxCommand::Resume(Late(args)) => pause::resume(args, client().await?).await,
+        SandboxCommand::Fork(Late(args)) => fork::fork(args, client().await?).await,
         SandboxCommand::Snapshot(command) => {
             command.check()?;
             Box::pin(snapshot::run(command, client().await?)).await
