@@ -23,7 +23,8 @@ pub use identity::{PRINCIPAL_PREFIX, expires_in, principal_name};
 pub use run::{exited, run_request, run_target};
 pub use secret::{secret_name, secret_value};
 pub use session::{
-    limits, phase_filter, session, session_id, session_spec, sub_agent_spec, tenant_filter,
+    fork_spec, limits, phase_filter, session, session_id, session_spec, sub_agent_spec,
+    tenant_filter,
 };
 pub use snapshot::{snapshot_layers, snapshot_name};
 pub use template::template_name;

@@ -15,6 +15,7 @@ mod events;
 mod exec;
 mod expose;
 mod files;
+mod fork;
 mod get;
 mod hosts;
 mod list;
@@ -115,6 +116,9 @@ pub enum SandboxCommand {
     Pause(Late<pause::PauseArgs>),
     /// Resume a paused session
     Resume(Late<pause::ResumeArgs>),
+    /// Fork a session: make sessions that continue from the point at which it is
+    #[command(long_about = fork::LONG_ABOUT)]
+    Fork(Late<fork::ForkArgs>),
     /// Save the workspace of a session, and restore it
     #[command(subcommand, long_about = snapshot::LONG_ABOUT)]
     Snapshot(snapshot::SnapshotCommand),
@@ -196,6 +200,7 @@ impl SandboxCommand {
             | Self::Approvals(_)
             | Self::Get(_)
             | Self::Pause(_)
+            | Self::Fork(_)
             | Self::Resume(_)
             | Self::Subagent(_)
             | Self::Destroy(_)
@@ -273,6 +278,7 @@ pub(crate) async fn run(command: SandboxCommand, globals: &Globals) -> Result<u8
         SandboxCommand::Sessions(Late(args)) => sessions::run(args, client().await?).await,
         SandboxCommand::Pause(Late(args)) => pause::pause(args, client().await?).await,
         SandboxCommand::Resume(Late(args)) => pause::resume(args, client().await?).await,
+        SandboxCommand::Fork(Late(args)) => fork::fork(args, client().await?).await,
         SandboxCommand::Snapshot(command) => {
             command.check()?;
             Box::pin(snapshot::run(command, client().await?)).await

@@ -13,6 +13,9 @@ pub enum DriverError {
     /// What was given is not what it should be.
     #[error("{0}")]
     Refused(String),
+    /// Calls to its guest are open, which a checkpoint cannot hold; in the guest's words.
+    #[error("{0}")]
+    InUse(String),
     /// The machine has no room for another sandbox.
     #[error("{0}")]
     Exhausted(String),
@@ -72,6 +75,7 @@ impl DriverError {
     pub fn code(&self) -> Code {
         match self {
             Self::Unusable(_) => Code::Unsupported,
+            Self::InUse(_) => Code::Precondition,
             Self::Refused(_) => Code::Invalid,
             Self::Exhausted(_) | Self::Busy => Code::Exhausted,
             Self::Step { source, .. } | Self::InLauncher { source, .. } => {

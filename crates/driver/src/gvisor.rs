@@ -26,7 +26,7 @@ pub use runsc::Platform;
 pub(crate) use runsc::found as runsc_found;
 
 use crate::local::kind::Kind;
-use crate::{Driver, DriverError, Machine, Probe, Sandbox, SandboxSpec};
+use crate::{Driver, DriverError, Machine, Probe, Restored, Sandbox, SandboxSpec};
 use async_trait::async_trait;
 use k8e_model::{Limits, RuntimeKind, SandboxId};
 use runsc::Runsc;
@@ -141,6 +141,18 @@ impl Driver for GvisorDriver {
         limits: &Limits,
     ) -> Result<Option<Box<dyn Sandbox>>, DriverError> {
         self.machine.adopt(Kind::Gvisor, id, limits).await
+    }
+
+    async fn launch_from(
+        &self,
+        spec: &SandboxSpec,
+        state: &SandboxId,
+    ) -> Result<(Box<dyn Sandbox>, Restored), DriverError> {
+        self.machine.launch_from(spec, state, self.platform).await
+    }
+
+    async fn remove_state(&self, state: &SandboxId) -> Result<(), DriverError> {
+        self.machine.remove_state(state).await
     }
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError> {

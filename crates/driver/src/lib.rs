@@ -32,6 +32,7 @@ use k8e_egress::Sockets;
 use k8e_model::{Digest, LimitEvents, Limits, ResourceUsage, RuntimeKind, SandboxId, Template};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+use std::time::Duration;
 
 /// Specification of a sandbox: plain data, so that a separate root process can make it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +59,18 @@ pub enum Restored {
         /// Why the memory could not be used.
         reason: String,
     },
+}
+
+// === impl Restored ===
+
+impl Restored {
+    /// `lost` is why it has its files only, if so.
+    fn of(lost: Option<String>) -> Self {
+        match lost {
+            None => Self::Memory,
+            Some(reason) => Self::Files { reason },
+        }
+    }
 }
 
 /// Whether a driver can work on this machine.
@@ -103,6 +116,26 @@ pub trait Driver: Send + Sync {
         id: &SandboxId,
         limits: &Limits,
     ) -> Result<Option<Box<dyn Sandbox>>, DriverError>;
+
+    /// Makes a sandbox that continues from a state: of a [saved](Sandbox::save) sandbox, whose own id it has, or a
+    /// [copied](Sandbox::copy_state) one. The template and layers are those of the state. The state stays as it was; on
+    /// failure nothing else is left behind, or the error says what.
+    async fn launch_from(
+        &self,
+        spec: &SandboxSpec,
+        state: &SandboxId,
+    ) -> Result<(Box<dyn Sandbox>, Restored), DriverError> {
+        let _ = (spec, state);
+        Err(DriverError::Unusable(
+            "only gVisor sandboxes can be made from a state".to_owned(),
+        ))
+    }
+
+    /// Removes a [copied](Sandbox::copy_state) state. Doing so twice is no error.
+    async fn remove_state(&self, state: &SandboxId) -> Result<(), DriverError> {
+        let _ = state;
+        Ok(())
+    }
 
     /// Removes orphaned sandboxes: all traces of those that are not in `keep`. Returns their ids.
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<Vec<SandboxId>, DriverError>;
@@ -158,6 +191,23 @@ pub trait Sandbox: Send + Sync {
     async fn save(&self) -> Result<(), DriverError> {
         Err(DriverError::Unusable(
             "only gVisor sandboxes can be written to disk".to_owned(),
+        ))
+    }
+
+    /// Whether its memory can be copied while it runs, unless this machine lacks something for it.
+    fn can_copy_state(&self) -> bool {
+        false
+    }
+
+    /// Writes memory and files to disk as a state of its own, from which other sandboxes can be
+    /// [launched](Driver::launch_from), and goes on. Returns how long its processes were stopped. Nothing else may be
+    /// called on its guest meanwhile. `state` is a new id; a state that nobody removes is removed by
+    /// [`Driver::sweep`]. When it fails the sandbox goes on too, and nothing is left:
+    /// [`InUse`](DriverError::InUse) when calls to its guest are open.
+    async fn copy_state(&self, state: &SandboxId) -> Result<Duration, DriverError> {
+        let _ = state;
+        Err(DriverError::Unusable(
+            "only gVisor can copy the memory of a running session".to_owned(),
         ))
     }
 

@@ -237,6 +237,33 @@ impl Machine {
         sandbox.ok_or(DriverError::LauncherGone)
     }
 
+    /// Makes a gVisor sandbox that continues from a state.
+    pub(crate) async fn launch_from(
+        &self,
+        spec: &SandboxSpec,
+        state: &SandboxId,
+        platform: Platform,
+    ) -> Result<(Box<dyn Sandbox>, Restored), DriverError> {
+        let request = Request::LaunchFrom {
+            id: spec.id.clone(),
+            limits: spec.limits,
+            state: state.clone(),
+        };
+        let (Answer::Restored(passed, lost), fds) = self.ask(request).await? else {
+            return Err(DriverError::LauncherGone);
+        };
+        let (machine, id) = (self.clone(), spec.id.clone());
+        let mut sandbox = LocalSandbox::new(machine, Kind::Gvisor, id, spec.limits, passed, fds)?;
+        sandbox.set_platform(platform);
+        Ok((Box::new(sandbox), Restored::of(lost)))
+    }
+
+    /// Removes a copied state.
+    pub(crate) async fn remove_state(&self, state: &SandboxId) -> Result<(), DriverError> {
+        let (kind, id) = (Kind::Gvisor, state.clone());
+        self.ask(Request::Remove { kind, id }).await.map(drop)
+    }
+
     /// Adopts a sandbox of an earlier server; none when it is dead.
     pub(crate) async fn adopt(
         &self,

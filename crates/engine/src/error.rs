@@ -175,6 +175,21 @@ pub enum Error {
         /// Its current phase.
         phase: &'static str,
     },
+    /// Fork of a session with open streams, which cannot be in two places.
+    #[error(
+        "session {id} cannot be forked now: {why}; wait for its commands, terminals and connections to end, or run them in the background (`k8e sandbox run --background`)"
+    )]
+    ForkBusy {
+        /// Which session.
+        id: SessionId,
+        /// What is open.
+        why: String,
+    },
+    /// Fork of a paused session whose memory is not on disk.
+    #[error(
+        "session {0} is paused with its memory kept, which cannot be copied: resume it, then fork it"
+    )]
+    ForkFrozen(SessionId),
     /// Freezing the sandbox failed; the session stays active.
     #[error("the sandbox could not be paused and goes on: {}", chain(.0))]
     Freeze(#[source] DriverError),
@@ -445,6 +460,8 @@ impl Error {
             | Self::SessionPaused(_)
             | Self::NotActive { .. }
             | Self::NotPaused { .. }
+            | Self::ForkBusy { .. }
+            | Self::ForkFrozen(_)
             | Self::SharedWithParent { .. }
             | Self::InputClosed(_)
             | Self::SecretMissing { .. }

@@ -90,12 +90,22 @@ impl Call {
             return Err(Error::SessionNotReady(id.clone()));
         };
         let mut phases = live.phases();
+        let connecting = tokio::select! {
+            biased;
+            () = left_active(&mut phases) => return Err(live.gone()),
+            connecting = live.connecting() => connecting,
+        };
+        // Paused after this use began: there is no guest to connect to.
+        if sandbox.is_saved() {
+            return Err(live.paused());
+        }
         let (paused, mut left) = (phases.clone(), REPLY_TIMEOUT);
         let started = tokio::select! {
             biased;
             () = left_active(&mut phases) => return Err(live.gone()),
             started = within(&paused, &mut left, sandbox.guest().call(request)) => started,
         };
+        drop(connecting);
         match started {
             Some(Ok(HostEnd { replies, inputs })) => Ok(Self {
                 replies,

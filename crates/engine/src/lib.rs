@@ -56,7 +56,10 @@ pub use pool::PoolStatus;
 pub use processes::Process;
 pub use run::{Run, RunEvent, RunInput};
 pub use secrets::SecretOwner;
-pub use sessions::{FlowStream, ListFilter, RuntimeStatus, ServerStatus, SessionView, Sessions};
+pub use sessions::{
+    FlowStream, ForkMemory, ForkedSession, ForkedSessions, ListFilter, RuntimeStatus, ServerStatus,
+    SessionView, Sessions,
+};
 pub use snapshots::{ExportStream, Saved};
 pub use templates::{LayerUpload, NewTemplate, TemplateOrigin, TemplateProgress, TemplateView};
 pub use terminals::{

@@ -41,6 +41,8 @@ pub(crate) struct Live {
     egress_turn: tokio::sync::Mutex<()>,
     /// Serializes freezing, thawing and removal of the sandbox.
     pause_turn: tokio::sync::Mutex<()>,
+    /// Read-locked while a call connects to the guest, write-locked while the guest does not listen.
+    connecting: tokio::sync::RwLock<()>,
     /// Whether followers of background runs are to close their connections to the guest.
     detach: watch::Sender<bool>,
 }
@@ -157,6 +159,7 @@ impl Live {
             state: Mutex::new(state),
             egress_turn: tokio::sync::Mutex::default(),
             pause_turn: tokio::sync::Mutex::default(),
+            connecting: tokio::sync::RwLock::default(),
             detach: watch::Sender::new(false),
             record,
         }
@@ -483,6 +486,17 @@ impl Live {
         self.egress_turn.lock().await
     }
 
+    /// Held by a call until the guest has it: waits while calls are held off.
+    pub(crate) async fn connecting(&self) -> tokio::sync::RwLockReadGuard<'_, ()> {
+        let owner = self.parent.as_deref().unwrap_or(self);
+        owner.connecting.read().await
+    }
+
+    /// Holds off new calls to the guest, also of sub-agents: they wait until the guard is dropped.
+    pub(crate) async fn hold_calls(&self) -> tokio::sync::RwLockWriteGuard<'_, ()> {
+        self.connecting.write().await
+    }
+
     /// Checks that the session is active.
     pub(crate) fn check_active(&self) -> Result<(), Error> {
         self.check_phase(&self.state(), false)
@@ -497,7 +511,7 @@ impl Live {
     }
 
     /// Names the session to resume: for a sub-agent, its parent.
-    fn paused(&self) -> Error {
+    pub(crate) fn paused(&self) -> Error {
         let owner = self.parent.as_deref().unwrap_or(self);
         Error::SessionPaused(owner.record.id.clone())
     }

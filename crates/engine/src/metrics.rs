@@ -63,6 +63,8 @@ pub(crate) enum Start {
     Cold,
     /// A sub-agent, in the sandbox of its parent.
     Shared,
+    /// A fork of another session.
+    Fork,
 }
 
 /// Label `outcome` of a run.
@@ -145,13 +147,14 @@ impl Shared {
 // === impl Start ===
 
 impl Start {
-    const ALL: [Self; 3] = [Self::Warm, Self::Cold, Self::Shared];
+    const ALL: [Self; 4] = [Self::Warm, Self::Cold, Self::Shared, Self::Fork];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Warm => "warm",
             Self::Cold => "cold",
             Self::Shared => "shared",
+            Self::Fork => "fork",
         }
     }
 }

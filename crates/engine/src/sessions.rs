@@ -4,6 +4,7 @@ mod create;
 mod destroy;
 mod egress;
 mod expire;
+mod fork;
 mod get;
 mod idle_stop;
 mod lifetime;
@@ -15,6 +16,7 @@ mod sub_agent;
 mod tenant;
 
 pub use egress::FlowStream;
+pub use fork::{ForkMemory, ForkedSession, ForkedSessions};
 pub use get::{ListFilter, RuntimeStatus, ServerStatus, SessionView};
 
 pub(crate) use create::{Owned, greet};

@@ -4,6 +4,7 @@
 //! A snapshot is listed when its row is written, which is the last step of saving; deleting begins with the row. What is
 //! between is found by a mark on disk that is there while an owner's chunks change ([`sweep`]).
 
+mod copy;
 mod registry;
 mod transfer;
 mod tree;

@@ -16,6 +16,7 @@ mod envd;
 mod error;
 mod files;
 mod filesystem;
+mod fork;
 mod metrics;
 mod ports;
 mod process;

@@ -189,6 +189,16 @@ impl Sandboxes for Service {
             .map(Response::new)
     }
 
+    async fn fork_session(
+        &self,
+        request: Request<v1::ForkSessionRequest>,
+    ) -> Answer<v1::ForkSessionResponse> {
+        let who = principal(&request)?;
+        sessions::fork(&self.sessions, &who, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
     async fn create_sub_agent(
         &self,
         request: Request<v1::CreateSubAgentRequest>,

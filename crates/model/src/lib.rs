@@ -10,6 +10,7 @@ mod command;
 pub mod egress;
 mod error;
 mod exposure;
+mod fork;
 mod id;
 mod image;
 mod key;
@@ -47,6 +48,7 @@ pub use egress::{
 };
 pub use error::{Code, Error};
 pub use exposure::{Exposure, Port, ServiceHost, ServiceLabel, ServiceToken};
+pub use fork::{ForkCount, ForkSpec};
 pub use id::{ApprovalId, KeyId, RunId, SandboxId, SessionId, TenantId, TerminalId};
 pub use image::{Digest, IMAGE_LAYERS_MAX, Image, ImageConfig};
 pub use key::{ApiKey, KeyHash};

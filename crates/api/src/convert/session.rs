@@ -2,8 +2,8 @@
 
 use crate::v1;
 use k8e_model::{
-    Error, LifetimeSpec, Limits, LimitsSpec, Phase, Session, SessionId, SessionSpec, SubAgentSpec,
-    Template, TenantId,
+    Error, ForkSpec, LifetimeSpec, Limits, LimitsSpec, Phase, Session, SessionId, SessionSpec,
+    SubAgentSpec, Template, TenantId,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,6 +38,11 @@ pub fn session_spec(wire: v1::CreateSessionRequest) -> Result<SessionSpec, Error
 /// The sub-agent that a client asks for.
 pub fn sub_agent_spec(wire: &v1::CreateSubAgentRequest) -> Result<SubAgentSpec, Error> {
     SubAgentSpec::new(&wire.agent_type, &wire.workspace_path)
+}
+
+/// The forks that a client asks for.
+pub fn fork_spec(wire: &v1::ForkSessionRequest) -> Result<ForkSpec, Error> {
+    ForkSpec::new(wire.count, wire.ttl_s)
 }
 
 /// The session that a call names.

@@ -206,6 +206,45 @@ pub struct ResumeSessionRequest {
     pub session_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForkSessionRequest {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    /// 1 to 20; 0 is 1.
+    #[prost(uint32, tag = "2")]
+    pub count: u32,
+    /// Of each fork, from now; 0 is that of the session, -1 is never.
+    #[prost(int64, tag = "3")]
+    pub ttl_s: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ForkSessionResponse {
+    /// How long the processes of the session were stopped.
+    #[prost(uint64, tag = "1")]
+    pub stopped_us: u64,
+    /// As many as were asked for.
+    #[prost(message, repeated, tag = "2")]
+    pub forks: ::prost::alloc::vec::Vec<Fork>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Fork {
+    #[prost(string, tag = "1")]
+    pub session_id: ::prost::alloc::string::String,
+    /// Unset for one that could not be made, of which nothing is left.
+    #[prost(message, optional, tag = "2")]
+    pub session: ::core::option::Option<Session>,
+    /// What it has of the session's memory: copied, or none.
+    #[prost(string, tag = "3")]
+    pub memory: ::prost::alloc::string::String,
+    /// Why it has none.
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+    /// Of one that could not be made: why, and the kind of error.
+    #[prost(string, tag = "5")]
+    pub error: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub error_code: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateSubAgentRequest {
     #[prost(string, tag = "1")]
     pub parent_session_id: ::prost::alloc::string::String,
@@ -1362,6 +1401,33 @@ pub mod sandboxes_client {
                 .insert(GrpcMethod::new("k8e.v1.Sandboxes", "ResumeSession"));
             self.inner.unary(req, path, codec).await
         }
+        /// Makes sessions that continue from the point at which a session is: with its memory where the runtime can (gVisor),
+        /// otherwise with the files of its workspace. Calls to the session wait meanwhile. Refused while streams of it are open.
+        /// Each fork can fail by itself; the session itself goes on in any case.
+        pub async fn fork_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ForkSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForkSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/k8e.v1.Sandboxes/ForkSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("k8e.v1.Sandboxes", "ForkSession"));
+            self.inner.unary(req, path, codec).await
+        }
         /// A session in the sandbox of another: files, network and limits are its parent's, commands and
         /// history its own. Ends what it started when it is destroyed, and with its parent.
         pub async fn create_sub_agent(
@@ -2219,6 +2285,16 @@ pub mod sandboxes_server {
             &self,
             request: tonic::Request<super::ResumeSessionRequest>,
         ) -> std::result::Result<tonic::Response<super::Session>, tonic::Status>;
+        /// Makes sessions that continue from the point at which a session is: with its memory where the runtime can (gVisor),
+        /// otherwise with the files of its workspace. Calls to the session wait meanwhile. Refused while streams of it are open.
+        /// Each fork can fail by itself; the session itself goes on in any case.
+        async fn fork_session(
+            &self,
+            request: tonic::Request<super::ForkSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForkSessionResponse>,
+            tonic::Status,
+        >;
         /// A session in the sandbox of another: files, network and limits are its parent's, commands and
         /// history its own. Ends what it started when it is destroyed, and with its parent.
         async fn create_sub_agent(
@@ -2862,6 +2938,51 @@ pub mod sandboxes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ResumeSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/k8e.v1.Sandboxes/ForkSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct ForkSessionSvc<T: Sandboxes>(pub Arc<T>);
+                    impl<
+                        T: Sandboxes,
+                    > tonic::server::UnaryService<super::ForkSessionRequest>
+                    for ForkSessionSvc<T> {
+                        type Response = super::ForkSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ForkSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Sandboxes>::fork_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ForkSessionSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -14,7 +14,7 @@ use crate::local::cgroup::Join;
 use crate::local::cgroup::devices::KVM;
 use crate::local::cgroup::io::DiskRate;
 use crate::local::launcher::pidfd_of;
-use crate::local::rootfs::{Rootfs, attach, clone_mount, make_dir};
+use crate::local::rootfs::{Owners, Rootfs, attach, clone_mount, make_dir};
 use crate::local::sys;
 use k8e_egress::{EgressError, tproxy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -85,13 +85,15 @@ pub(crate) struct Setup {
     pub(crate) state: PathBuf,
     /// The checkpoint to continue from.
     pub(crate) image: Option<PathBuf>,
+    /// Whether the checkpoint is of another sandbox, with another uid range.
+    pub(crate) copied: bool,
 }
 
 /// Makes the sandbox; runs in a process of its own.
 pub(crate) fn run(
     setup: &Setup,
     userns: BorrowedFd<'_>,
-    layer_owners: Option<BorrowedFd<'_>>,
+    owners: &Owners,
 ) -> Result<Report, DriverError> {
     // Before the rest: what is left of a launch that dies is found by its group.
     setup.join.enter()?;
@@ -100,7 +102,7 @@ pub(crate) fn run(
     rustix::process::setsid().map_err(DriverError::step("start", "a session"))?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let _ = fs::write("/proc/self/oom_score_adj", "0");
-    setup.rootfs.mount(userns, layer_owners)?;
+    setup.rootfs.mount(userns, owners)?;
     setup
         .join
         .limit_disks(setup.disk_rate, setup.rootfs.disks())?;
@@ -202,6 +204,10 @@ impl Setup {
             .arg("--overlay2=none")
             // The guest may bind a Unix socket; nothing inside may connect to one of the host's.
             .arg("--host-uds=create");
+        if self.copied {
+            // The uid mappings of a copy are not those of the checkpoint, which knows only uids inside.
+            command.arg("--restore-spec-validation=warning");
+        }
         match self.image {
             Some(_) => command
                 .arg("restore")

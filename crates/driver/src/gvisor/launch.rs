@@ -94,7 +94,8 @@ pub(crate) fn start(
 ) -> Result<Started, DriverError> {
     let (id, uid_base) = (&spec.id, prepared.uid_base);
     let dir = prepared.dir.clone();
-    let launched = Launched::new(runsc, platform, spec);
+    let disk_uid_base = Some(prepared.disk_uid_base).filter(|base| *base != uid_base);
+    let launched = Launched::new(runsc, platform, spec, disk_uid_base);
     launched.write(&dir)?;
     let lent = socket::make(&dir, uid_base, from.map(|memory| memory.socket))?;
     let mut setup = setup(
@@ -108,6 +109,7 @@ pub(crate) fn start(
     )?;
     setup.shared = lent.path().to_owned();
     setup.image = from.map(|memory| memory.image.clone());
+    setup.copied = from.is_some() && disk_uid_base.is_some();
     let Some(Report::Running { pid }) = run(&setup, uid_base)? else {
         return Err(vanished());
     };
@@ -121,26 +123,38 @@ pub(crate) fn start(
     Ok(Started { pid, pidfd })
 }
 
-/// Makes a saved sandbox run again, from copies; why it has only its files, if so. On failure nothing of it is left but
+/// A sandbox that is launched from a state.
+pub(crate) struct FromState<'a> {
+    /// The state and its id.
+    pub(crate) saved: &'a Saved,
+    pub(crate) state: &'a SandboxId,
+    /// The sandbox: the one that was saved, or a new one.
+    pub(crate) id: &'a SandboxId,
+    pub(crate) limits: &'a Limits,
+    pub(crate) uid_base: u32,
+}
+
+/// Makes a sandbox run from a copy of a state; why it has only its files, if so. On failure nothing of it is left but
 /// the state.
 pub(crate) fn restore(
     host: &Host,
     sandboxes: &Sandboxes,
-    saved: &Saved,
-    limits: &Limits,
+    from: &FromState<'_>,
 ) -> Result<(Started, Option<String>), DriverError> {
-    let spec = state::spec_with(saved, limits);
+    let saved = from.saved;
+    let spec = state::spec_with(saved, from.id, from.limits);
     let dir = sandboxes.sandbox(&spec.id);
-    if let Err(error) = saved.copy_to(sandboxes, &dir) {
+    if let Err(error) = Saved::copy_to(sandboxes, from.state, &dir) {
         let _ = sandboxes.remove_live(&spec.id);
         return Err(error);
     }
-    let (memory, lost) = match saved.memory(sandboxes) {
+    let (memory, lost) = match saved.memory(sandboxes, from.state) {
         Ok(memory) => (Some(memory), None),
         Err(reason) => (None, Some(reason)),
     };
     let platform = saved.launched.platform;
-    let started = sandboxes.launch(host, &spec, saved.uid_base, |prepared| {
+    let started = sandboxes.launch(host, &spec, from.uid_base, |mut prepared| {
+        prepared.disk_uid_base = saved.disk_uid_base();
         let runsc = match memory {
             Some(_) => saved.launched.runsc.clone(),
             None => runsc(host)?,
@@ -183,7 +197,12 @@ fn setup(
     Ok(Setup {
         join: prepared.cgroup.join(),
         config: bundle::config(&spec.limits, prepared.uid_base, task),
-        rootfs: host.rootfs(spec, prepared.disk, prepared.uid_base)?,
+        rootfs: host.rootfs(
+            spec,
+            prepared.disk,
+            prepared.uid_base,
+            prepared.disk_uid_base,
+        )?,
         disk_rate: host.disk_rate(),
         shared: state.clone(),
         guest,
@@ -193,14 +212,14 @@ fn setup(
         task,
         state,
         image: None,
+        copied: false,
     })
 }
 
 fn run(setup: &Setup, uid_base: u32) -> Result<Option<Report>, DriverError> {
-    let owners = setup.rootfs.layer_owners()?;
+    let owners = setup.rootfs.owners()?;
     let forked = birth::fork(libc::CLONE_NEWNS, &setup.join, uid_base, |userns| {
-        let layers = owners.as_ref().map(OwnedFd::as_fd);
-        child::run(setup, userns.as_fd(), layers)
+        child::run(setup, userns.as_fd(), &owners)
             .unwrap_or_else(|error| Report::Failed(Failure::from(&error)))
     });
     forked?.wait()

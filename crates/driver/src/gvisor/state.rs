@@ -1,4 +1,5 @@
-//! Saved sandboxes: memory (a checkpoint of the sentry) and disk, without a process.
+//! Saved sandboxes: memory (a checkpoint of the sentry) and disk, without a process; and the same of a sandbox that
+//! goes on, for copies of it ([`copy`]).
 //!
 //! ```text
 //! <driver>/states/<id>.new/  being saved: memory/, and state.json once that is complete
@@ -9,6 +10,10 @@
 //! file of its own, is moved: a server that dies in between finds `state.json` and the disk, and finishes
 //! ([`finish`]). A sandbox is restored from copies, so that the state stays as it was until the server has seen the
 //! restored sandbox work and removes it ([`forget`]).
+//!
+//! A copied state has an id of its own, which is no sandbox's, so that a server that finds one after a crash removes it.
+//! What is launched from it has another uid range, so its disk, whose files belong to the range of the first sandbox
+//! they were written by, is mounted with these owners mapped to the new ones.
 //!
 //! Clean pages of programs are no part of a checkpoint; the sentry reads them again from the files. So a state is
 //! restored with its own guest, and when runsc, the CPU or the host's programs have changed, only its files are.
@@ -25,8 +30,10 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const STATES: &str = "states";
 const MEMORY: &str = "memory";
@@ -49,6 +56,9 @@ pub(crate) struct Launched {
     pub(crate) spec: SandboxSpec,
     /// Sizes and times of [`HOST_PROGRAMS`].
     programs: Vec<(u64, i64)>,
+    /// What root inside is on the disk, where the sandbox is a copy; else its own uid.
+    #[serde(default)]
+    pub(crate) disk_uid_base: Option<u32>,
 }
 
 /// A saved sandbox: `state.json`.
@@ -71,8 +81,14 @@ pub(crate) struct Memory {
 // === impl Launched ===
 
 impl Launched {
-    pub(super) fn new(runsc: &Runsc, platform: Platform, spec: &SandboxSpec) -> Self {
+    pub(super) fn new(
+        runsc: &Runsc,
+        platform: Platform,
+        spec: &SandboxSpec,
+        disk_uid_base: Option<u32>,
+    ) -> Self {
         Self {
+            disk_uid_base,
             runsc: runsc.clone(),
             platform,
             spec: spec.clone(),
@@ -112,8 +128,17 @@ impl Saved {
         serde_json::from_slice(&fs::read(dir.join(STATE_FILE)).ok()?).ok()
     }
 
-    /// What it is continued from, or why only its files can be.
-    pub(crate) fn memory(&self, sandboxes: &Sandboxes) -> Result<Memory, String> {
+    /// What root inside is on its disk.
+    pub(crate) fn disk_uid_base(&self) -> u32 {
+        self.launched.disk_uid_base.unwrap_or(self.uid_base)
+    }
+
+    /// What it is continued from, or why only its files can be. `state` is its id.
+    pub(crate) fn memory(
+        &self,
+        sandboxes: &Sandboxes,
+        state: &SandboxId,
+    ) -> Result<Memory, String> {
         self.launched.runsc()?;
         if self.cpu != cpu() {
             return Err(
@@ -125,14 +150,18 @@ impl Saved {
         }
         let socket = socket::NAMES.get(self.socket).copied();
         Ok(Memory {
-            image: state_dir(sandboxes, &self.launched.spec.id).join(MEMORY),
+            image: state_dir(sandboxes, state).join(MEMORY),
             socket: socket.ok_or("its state is of another version of the server")?,
         })
     }
 
-    /// Copies its disk and guest to the directory of the sandbox that is launched from it.
-    pub(crate) fn copy_to(&self, sandboxes: &Sandboxes, dir: &Path) -> Result<(), DriverError> {
-        let from = state_dir(sandboxes, &self.launched.spec.id);
+    /// Copies the disk and guest of a state to the directory of the sandbox that is launched from it.
+    pub(crate) fn copy_to(
+        sandboxes: &Sandboxes,
+        state: &SandboxId,
+        dir: &Path,
+    ) -> Result<(), DriverError> {
+        let from = state_dir(sandboxes, state);
         let image = from.join(disk::FILE);
         disk::wait_detached(&image)?;
         disk::copy(&image, &dir.join(disk::FILE))?;
@@ -143,52 +172,126 @@ impl Saved {
     }
 }
 
-/// Saves a sandbox whose guest has closed its socket, and kills it. On failure it runs on.
-pub(crate) fn save(sandboxes: &Sandboxes, id: &SandboxId) -> Result<(), DriverError> {
-    let refused = |why: &str| DriverError::Unusable(why.to_owned());
-    let gone =
-        || DriverError::step("find", id.to_string())(io::Error::from(io::ErrorKind::NotFound));
-    let (record, init) = sandboxes.find(id)?.ok_or_else(gone)?;
-    let dir = sandboxes.sandbox(id);
-    let launched = Launched::read(&dir)
-        .ok_or_else(|| refused("it was made by an earlier version of the server"))?;
-    if !dir.join(disk::FILE).exists() {
-        return Err(refused(
-            "what it writes is kept in memory (there are no loop devices, or --memory-disks is set)",
-        ));
-    }
-    let runsc = launched.runsc().map_err(DriverError::Unusable)?;
-    let name = socket::bound(&dir).ok_or_else(|| refused("its agent has no socket"))?;
-    disk::check_free(&dir, memory_bytes(sandboxes, id))?;
-    let new = new_dir(sandboxes, id);
-    remove_dir(&new)?;
-    let memory = new.join(MEMORY);
-    crate::local::make_private_dir(&memory)?;
-    let saved = checkpoint(runsc, &dir, &memory).and_then(|()| {
-        for file in fs::read_dir(&memory).into_iter().flatten().flatten() {
-            sync(&file.path())?;
+/// A running sandbox that can be saved.
+struct Savable {
+    saved: Saved,
+    pid: i32,
+    init: OwnedFd,
+    dir: PathBuf,
+}
+
+// === impl Savable ===
+
+impl Savable {
+    /// A sandbox whose guest has closed its socket, or why it cannot be saved.
+    fn find(sandboxes: &Sandboxes, id: &SandboxId) -> Result<Self, DriverError> {
+        let refused = |why: &str| DriverError::Unusable(why.to_owned());
+        let gone =
+            || DriverError::step("find", id.to_string())(io::Error::from(io::ErrorKind::NotFound));
+        let (record, init) = sandboxes.find(id)?.ok_or_else(gone)?;
+        let dir = sandboxes.sandbox(id);
+        let launched = Launched::read(&dir)
+            .ok_or_else(|| refused("it was made by an earlier version of the server"))?;
+        if !dir.join(disk::FILE).exists() {
+            return Err(refused(
+                "what it writes is kept in memory (there are no loop devices, or --memory-disks is set)",
+            ));
         }
+        launched.runsc().map_err(DriverError::Unusable)?;
+        let name = socket::bound(&dir).ok_or_else(|| refused("its agent has no socket"))?;
+        disk::check_free(&dir, memory_bytes(sandboxes, id))?;
+        let socket = socket::NAMES.iter().position(|n| *n == name);
         let saved = Saved {
             uid_base: record.uid_base,
             cpu: cpu(),
-            socket: socket::NAMES
-                .iter()
-                .position(|n| *n == name)
-                .unwrap_or_default(),
-            launched: launched.clone(),
+            socket: socket.unwrap_or_default(),
+            launched,
         };
-        write(&new.join(STATE_FILE), &saved)?;
-        sync(&new.join(STATE_FILE))
-    });
+        Ok(Self {
+            saved,
+            pid: record.pid,
+            init,
+            dir,
+        })
+    }
+
+    fn control(&self, image: &Path) -> Result<Control<'_>, DriverError> {
+        let runsc = &self.saved.launched.runsc.path;
+        Control::enter(runsc, &self.dir.join(STATE), Some(image))
+    }
+}
+
+/// Makes the directory of a new state, and in it that of its memory.
+fn make_new(new: &Path) -> Result<PathBuf, DriverError> {
+    remove_dir(new)?;
+    let memory = new.join(MEMORY);
+    crate::local::make_private_dir(&memory)?;
+    Ok(memory)
+}
+
+/// Saves a sandbox whose guest has closed its socket, and kills it. On failure it runs on.
+pub(crate) fn save(sandboxes: &Sandboxes, id: &SandboxId) -> Result<(), DriverError> {
+    let savable = Savable::find(sandboxes, id)?;
+    let init = &savable.init;
+    let new = new_dir(sandboxes, id);
+    let memory = make_new(&new)?;
+    let saved = savable
+        .control(&memory)
+        .and_then(|control| checkpoint(&control))
+        .and_then(|()| {
+            for file in fs::read_dir(&memory).into_iter().flatten().flatten() {
+                sync(&file.path())?;
+            }
+            write(&new.join(STATE_FILE), &savable.saved)?;
+            sync(&new.join(STATE_FILE))
+        });
     if let Err(error) = saved {
         remove_dir(&new)?;
         return Err(error);
     }
-    match rustix::process::pidfd_send_signal(&init, Signal::KILL) {
+    match rustix::process::pidfd_send_signal(init, Signal::KILL) {
         Err(rustix::io::Errno::SRCH) => {}
         done => done.map_err(DriverError::step("kill", id.to_string()))?,
     }
     finish(sandboxes, id).map(drop)
+}
+
+/// Writes the state of a sandbox whose guest has closed its socket, and lets it go on. How long its processes were
+/// stopped. On failure it goes on too, but its guest may not listen ([`run_on`]).
+///
+/// The disk is copied while nothing runs, after the sentry has written what it caches, for the checkpoint, and the
+/// kernel what it does. Nothing is forced to the host's disk: a crash ends what the copies are for.
+pub(crate) fn copy(
+    sandboxes: &Sandboxes,
+    id: &SandboxId,
+    state: &SandboxId,
+) -> Result<Duration, DriverError> {
+    let savable = Savable::find(sandboxes, id)?;
+    let new = new_dir(sandboxes, state);
+    let memory = make_new(&new)?;
+    let copied = savable.control(&memory).and_then(|control| {
+        let begun = Instant::now();
+        checkpoint(&control)?;
+        let image = savable.dir.join(disk::FILE);
+        let copied =
+            disk::write_back(&image).and_then(|()| disk::copy(&image, &new.join(disk::FILE)));
+        control.resume()?;
+        copied.map(|()| begun.elapsed())
+    });
+    let completed = copied.and_then(|stopped| {
+        socket::bind_again(sandboxes, id, savable.pid, savable.saved.uid_base)?;
+        let guest = new.join(GUEST);
+        fs::hard_link(savable.dir.join(GUEST), &guest)
+            .map_err(DriverError::step("link", guest.display().to_string()))?;
+        write(&new.join(STATE_FILE), &savable.saved)?;
+        let state = state_dir(sandboxes, state);
+        fs::rename(&new, &state).map_err(DriverError::step("keep", state.display().to_string()))?;
+        Ok(stopped)
+    });
+    if completed.is_err() {
+        remove_dir(&new)?;
+    }
+    completed
 }
 
 /// Completes the state of a sandbox that was killed for it, also after a crash. Whether there is one.
@@ -279,8 +382,7 @@ fn new_dir(sandboxes: &Sandboxes, id: &SandboxId) -> PathBuf {
 }
 
 /// Writes a checkpoint and leaves the sandbox paused; when that fails it runs on.
-fn checkpoint(runsc: &Path, dir: &Path, memory: &Path) -> Result<(), DriverError> {
-    let control = Control::enter(runsc, &dir.join(STATE), Some(memory))?;
+fn checkpoint(control: &Control<'_>) -> Result<(), DriverError> {
     let written = control.pause().and_then(|()| control.checkpoint());
     if written.is_err() {
         // The error that matters is the first; a sandbox that cannot go on has died.
@@ -340,9 +442,11 @@ fn remove_dir(path: &Path) -> Result<(), DriverError> {
     }
 }
 
-/// The limits of a restored sandbox: those that it has now, not those of its launch.
-pub(crate) fn spec_with(saved: &Saved, limits: &Limits) -> SandboxSpec {
+/// The specification of a sandbox that is launched from a state: `limits` are those that it has now, not those of the
+/// first launch.
+pub(crate) fn spec_with(saved: &Saved, id: &SandboxId, limits: &Limits) -> SandboxSpec {
     SandboxSpec {
+        id: id.clone(),
         limits: *limits,
         ..saved.launched.spec.clone()
     }

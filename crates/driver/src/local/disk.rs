@@ -166,13 +166,31 @@ pub(crate) fn wait_detached(image: &Path) -> Result<(), DriverError> {
 }
 
 fn is_attached(image: &Path) -> bool {
-    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    devices
-        .filter_map(|device| fs::read(device.path().join("loop/backing_file")).ok())
-        .any(|backing| backing.trim_ascii_end() == image.as_os_str().as_encoded_bytes())
+    loop_device(image).is_some()
 }
 
-/// Makes `to` a sparse copy of an image that is not attached: shares its blocks where the file system can.
+/// The loop device that has the image.
+fn loop_device(image: &Path) -> Option<PathBuf> {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let has_image = |device: &fs::DirEntry| {
+        fs::read(device.path().join("loop/backing_file"))
+            .is_ok_and(|backing| backing.trim_ascii_end() == image.as_os_str().as_encoded_bytes())
+    };
+    let device = devices.into_iter().find(has_image)?;
+    Some(Path::new("/dev").join(device.file_name()))
+}
+
+/// Writes back the file system of an attached image to which nothing is written meanwhile: afterwards the file is
+/// whole.
+pub(crate) fn write_back(image: &Path) -> Result<(), DriverError> {
+    let step = || DriverError::step::<io::Error>("write back", image.display().to_string());
+    let device = loop_device(image).ok_or_else(|| step()(io::ErrorKind::NotFound.into()))?;
+    let device = File::open(device).map_err(step())?;
+    sys::flush_block_device(device.as_fd()).map_err(step())
+}
+
+/// Makes `to` a sparse copy of an image that is not attached, or that was just [written back](write_back): shares its
+/// blocks where the file system can.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), DriverError> {
     let step = || DriverError::step::<io::Error>("copy", from.display().to_string());
     let source = File::open(from).map_err(step())?;

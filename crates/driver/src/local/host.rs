@@ -140,6 +140,7 @@ impl Host {
         spec: &SandboxSpec,
         disk: Disk,
         uid_base: u32,
+        disk_uid_base: u32,
     ) -> Result<Rootfs, DriverError> {
         let image = match spec.template {
             Template::Host => None,
@@ -157,8 +158,19 @@ impl Host {
             // Half: what is kept in it cannot be freed by ending processes.
             shm_bytes: shm_bytes(&spec.limits),
             uid_base,
+            disk_uid_base,
             idmap: self.idmap,
         })
+    }
+
+    /// Whether a disk can be shown with other owners, for the copy of a sandbox; otherwise why not.
+    pub(crate) fn check_can_copy(&self) -> Result<(), DriverError> {
+        match rootfs::overlay_takes_idmapped_layers() {
+            true => Ok(()),
+            false => Err(DriverError::Unusable(
+                "a copy of a running sandbox needs Linux 5.19 or newer".to_owned(),
+            )),
+        }
     }
 
     /// Layers of images.

@@ -244,6 +244,8 @@ impl From<&DriverError> for FailureKind {
             DriverError::Refused(_) => Self::Refused,
             DriverError::Exhausted(_) => Self::Exhausted,
             DriverError::Busy => Self::Busy,
+            // The launcher calls no guest.
+            DriverError::InUse(_) => Self::Unusable,
             DriverError::Launch { launch, .. } => Self::from(launch.as_ref()),
             DriverError::Step { .. }
             | DriverError::InLauncher { .. }

@@ -7,11 +7,13 @@
 use super::cgroup::io::DiskNumber;
 use super::disk::{UPPER, WORK, WORKSPACE};
 use super::skeleton::Layer;
-use super::userns::mapped_namespace;
+use super::userns::{disk_namespace, mapped_namespace};
 use super::{sys, uids};
 use crate::DriverError;
 use rustix::fs::{CWD, Gid, Mode, Uid};
-use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+};
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
 use std::fs;
@@ -35,6 +37,8 @@ pub(crate) struct Rootfs {
     pub(crate) shm_bytes: u64,
     /// What the host calls root inside.
     pub(crate) uid_base: u32,
+    /// What root inside is on the disk: another uid where the disk is the copy of another sandbox's.
+    pub(crate) disk_uid_base: u32,
     /// Whether the layers' file systems can show other owners; else theirs are shown as nobody.
     pub(crate) idmap: bool,
 }
@@ -47,6 +51,16 @@ pub(crate) struct ImageRoot {
     /// Directories with the image's layers, the lowest first. Their files belong to
     /// [`uids::LAYERS`].
     pub(crate) layers: Vec<PathBuf>,
+}
+
+/// User namespaces by which files are shown as the sandbox's own. Made before the process that mounts them, which may
+/// be in another PID namespace.
+#[derive(Debug, Default)]
+pub(crate) struct Owners {
+    /// Of the layers of an image.
+    layers: Option<OwnedFd>,
+    /// Of the disk, where it is the copy of another sandbox's.
+    disk: Option<OwnedFd>,
 }
 
 /// In the writable layer: what is above an image.
@@ -72,36 +86,34 @@ pub(crate) const SAFE: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 impl Rootfs {
     /// Mounts everything below the stage, which becomes the working directory; the file system is its `root`.
     ///
-    /// `layer_owners` is what [`Rootfs::layer_owners`] made.
-    pub(crate) fn mount(
-        &self,
-        userns: BorrowedFd<'_>,
-        layer_owners: Option<BorrowedFd<'_>>,
-    ) -> Result<(), DriverError> {
+    /// `owners` is what [`Rootfs::owners`] made.
+    pub(crate) fn mount(&self, userns: BorrowedFd<'_>, owners: &Owners) -> Result<(), DriverError> {
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         rustix::mount::mount_change("/", private)
             .map_err(DriverError::step("make private", "/"))?;
         self.stage()?;
-        self.mount_disk()?;
-        match (&self.image, layer_owners) {
-            (Some(image), Some(owners)) => self.mount_image(image, userns, owners)?,
+        self.mount_disk(owners.disk.as_ref())?;
+        match (&self.image, &owners.layers) {
+            (Some(image), Some(owners)) => self.mount_image(image, userns, owners.as_fd())?,
             _ => self.mount_host(userns)?,
         }
         let workspace = clone_mount(&Path::new("rw").join(WORKSPACE))?;
         attach(&workspace, Path::new("root/workspace"))
     }
 
-    /// The user namespace by which files of layers are shown as the sandbox's own. Made before the
-    /// process that mounts them, which may be in another PID namespace.
-    pub(crate) fn layer_owners(&self) -> Result<Option<OwnedFd>, DriverError> {
-        if self.image.is_none() {
-            return Ok(None);
-        }
-        let owners = mapped_namespace(uids::LAYERS, self.uid_base)?;
-        let moved = sys::move_up(owners);
-        moved
-            .map(Some)
-            .map_err(DriverError::step("prepare", "a launch"))
+    /// The user namespaces by which its files are shown as its own.
+    pub(crate) fn owners(&self) -> Result<Owners, DriverError> {
+        let above = |owners: OwnedFd| {
+            sys::move_up(owners).map_err(DriverError::step("prepare", "a launch"))
+        };
+        let layers = self.image.as_ref();
+        let layers = layers.map(|_| mapped_namespace(uids::LAYERS, self.uid_base));
+        let copied = self.disk_uid_base != self.uid_base;
+        let disk = copied.then(|| disk_namespace(self.disk_uid_base, self.uid_base));
+        Ok(Owners {
+            layers: layers.transpose()?.map(above).transpose()?,
+            disk: disk.transpose()?.map(above).transpose()?,
+        })
     }
 
     fn mount_host(&self, userns: BorrowedFd<'_>) -> Result<(), DriverError> {
@@ -177,7 +189,7 @@ impl Rootfs {
         make_dir(Path::new("root"))
     }
 
-    fn mount_disk(&self) -> Result<(), DriverError> {
+    fn mount_disk(&self, owners: Option<&OwnedFd>) -> Result<(), DriverError> {
         match &self.disk {
             Disk::Image(image) => {
                 let step =
@@ -198,6 +210,9 @@ impl Rootfs {
                 );
                 drop(device);
                 mounted?;
+                if let Some(owners) = owners {
+                    show_as_own(Path::new("rw"), owners)?;
+                }
             }
             Disk::Memory(bytes) => {
                 mount(
@@ -247,6 +262,16 @@ impl Rootfs {
         rustix::fs::chown(path, Some(uid), Some(gid))
             .map_err(DriverError::step("chown", path.display().to_string()))
     }
+}
+
+/// Puts a mount in the place of what is mounted at `path` that shows its files as the sandbox's own.
+fn show_as_own(path: &Path, owners: &OwnedFd) -> Result<(), DriverError> {
+    let tree = clone_mount(path)?;
+    sys::set_mount_attributes(tree.as_fd(), 0, Some(owners.as_fd()))
+        .map_err(DriverError::step("show as its own", "the disk"))?;
+    rustix::mount::unmount(path, UnmountFlags::DETACH)
+        .map_err(DriverError::step("unmount", path.display().to_string()))?;
+    attach(&tree, path)
 }
 
 /// Mounts a directory read-only at `low/<name>`, with its owners shown as `owners` says.

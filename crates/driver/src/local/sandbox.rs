@@ -7,6 +7,7 @@ use super::kind::Kind;
 use super::launcher::request::{Answer, IdleSignal, Passed, Request};
 use super::oom::{MemoryUse, Oom};
 use super::sys;
+use crate::guest::CloseError;
 use crate::gvisor::Platform;
 use crate::{DriverError, GuestAddress, Restored, Sandbox};
 use async_trait::async_trait;
@@ -15,6 +16,7 @@ use k8e_model::{LimitEvents, Limits, ResourceUsage, SandboxId};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -182,6 +184,20 @@ impl LocalSandbox {
         Ok(())
     }
 
+    /// Has its state written to disk under an id of its own, and goes on.
+    async fn copy_running(&self, state: &SandboxId) -> Result<Duration, DriverError> {
+        let closed = self.guest.close_listener().await;
+        closed.map_err(|error| match error {
+            CloseError::Refused(why) => DriverError::InUse(why),
+            CloseError::Wire(error) => DriverError::Unusable(error.to_string()),
+        })?;
+        let (id, state) = (self.id.clone(), state.clone());
+        match self.machine.ask(Request::CopyState { id, state }).await? {
+            (Answer::Copied(micros), _) => Ok(Duration::from_micros(micros)),
+            _ => Err(DriverError::LauncherGone),
+        }
+    }
+
     /// Writes it to disk; its guest has closed its socket when this returns, whether it succeeds or not.
     async fn try_save(&self) -> Result<(), DriverError> {
         let closed = self.guest.close_listener().await;
@@ -296,6 +312,30 @@ impl Sandbox for LocalSandbox {
         self.save_untried().await
     }
 
+    fn can_copy_state(&self) -> bool {
+        self.kind.has_kernel()
+    }
+
+    async fn copy_state(&self, state: &SandboxId) -> Result<Duration, DriverError> {
+        if !self.kind.has_kernel() {
+            return Err(DriverError::Unusable(
+                "only gVisor can copy the memory of a running session".to_owned(),
+            ));
+        }
+        self.machine.check_can_save(self.platform).await?;
+        // The out-of-memory killer calls the guest too.
+        self.oom.set_frozen(true);
+        let copied = self.copy_running(state).await;
+        if copied.is_err() {
+            let id = self.id.clone();
+            if let Err(error) = self.machine.ask(Request::RunOn { id }).await {
+                tracing::warn!(sandbox = %self.id, %error, "a sandbox that was not copied does not run on");
+            }
+        }
+        self.oom.set_frozen(false);
+        copied
+    }
+
     fn is_saved(&self) -> bool {
         matches!(*self.state.borrow(), State::Saved(_))
     }
@@ -310,10 +350,7 @@ impl Sandbox for LocalSandbox {
         };
         self.take(passed, fds)?;
         self.oom.set_frozen(false);
-        Ok(match lost {
-            None => Restored::Memory,
-            Some(reason) => Restored::Files { reason },
-        })
+        Ok(Restored::of(lost))
     }
 
     async fn forget_state(&self) -> Result<(), DriverError> {

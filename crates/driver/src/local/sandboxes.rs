@@ -39,6 +39,8 @@ pub(crate) struct Prepared {
     pub(crate) cgroup: Cgroup,
     pub(crate) disk: Disk,
     pub(crate) uid_base: u32,
+    /// What root inside is on the disk; `uid_base` unless that is a copy.
+    pub(crate) disk_uid_base: u32,
 }
 
 /// The first process of a sandbox.
@@ -163,6 +165,7 @@ impl Sandboxes {
             cgroup,
             disk,
             uid_base,
+            disk_uid_base: uid_base,
         })
     }
 

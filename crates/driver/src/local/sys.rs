@@ -109,6 +109,14 @@ pub(crate) fn set_mount_attributes(
     check(done).map(drop)
 }
 
+/// Writes back the file system that is mounted from a block device (`BLKFLSBUF`).
+pub(crate) fn flush_block_device(device: BorrowedFd<'_>) -> io::Result<()> {
+    const BLKFLSBUF: libc::Ioctl = 0x1261;
+    // SAFETY: the request has no argument; the descriptor is open.
+    let done = unsafe { libc::ioctl(device.as_raw_fd(), BLKFLSBUF, 0) };
+    check(c_long::from(done)).map(drop)
+}
+
 /// Joins a new session keyring, so that the process has none of the server's keys.
 pub(crate) fn leave_session_keyring() -> io::Result<()> {
     const KEYCTL_JOIN_SESSION_KEYRING: c_int = 1;

@@ -19,6 +19,15 @@ pub(crate) fn user_namespace(base: u32) -> Result<OwnedFd, DriverError> {
 
 /// The same, in which `inside` is `base` outside: a mount with it shows files of `inside` as `base`'s.
 pub(crate) fn mapped_namespace(inside: u32, base: u32) -> Result<OwnedFd, DriverError> {
+    namespace(base, &format!("{inside} {base} {RANGE}"))
+}
+
+/// The same for a disk that is written to: the host's root, whose directories overlays work in, stays itself.
+pub(crate) fn disk_namespace(inside: u32, base: u32) -> Result<OwnedFd, DriverError> {
+    namespace(base, &format!("{inside} {base} {RANGE}\n0 0 1"))
+}
+
+fn namespace(base: u32, map: &str) -> Result<OwnedFd, DriverError> {
     let pipe = || {
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(DriverError::step("make", "a pipe"))
@@ -43,10 +52,9 @@ pub(crate) fn mapped_namespace(inside: u32, base: u32) -> Result<OwnedFd, Driver
                     io::Error::other(hint),
                 ));
             }
-            let map = format!("{inside} {base} {RANGE}");
             for file in ["uid_map", "gid_map"] {
                 let path = format!("/proc/{pid}/{file}");
-                fs::write(&path, &map).map_err(DriverError::step("write", path.as_str()))?;
+                fs::write(&path, map).map_err(DriverError::step("write", path.as_str()))?;
             }
             let path = format!("/proc/{pid}/ns/user");
             fs::File::open(&path)

@@ -14,7 +14,7 @@ use super::{confine, enter};
 use crate::DriverError;
 use crate::local::cgroup::Join;
 use crate::local::cgroup::io::DiskRate;
-use crate::local::rootfs::Rootfs;
+use crate::local::rootfs::{Owners, Rootfs};
 use crate::local::{HOSTNAME, OPEN_FILES_MAX, caps, sys};
 use k8e_egress::tproxy;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
@@ -48,8 +48,8 @@ pub(crate) struct Handles<'a> {
     pub(crate) listener: OwnedFd,
     /// The user namespace to enter.
     pub(crate) userns: OwnedFd,
-    /// Shows the owners of an image's files as the sandbox's own; none for the template `host`.
-    pub(crate) layer_owners: Option<OwnedFd>,
+    /// Show the owners of an image's files as the sandbox's own.
+    pub(crate) owners: Owners,
     /// Who counts its sockets.
     pub(crate) sockets: &'a Sockets,
 }
@@ -70,8 +70,9 @@ fn prepare(setup: &Setup, handles: &Handles<'_>, filters: &Filters) -> Result<()
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     setup.join.enter()?;
     let (devices, sockets) = (setup.join.devices()?, Count::open(&setup.join)?);
-    let layer_owners = handles.layer_owners.as_ref().map(OwnedFd::as_fd);
-    setup.rootfs.mount(handles.userns.as_fd(), layer_owners)?;
+    setup
+        .rootfs
+        .mount(handles.userns.as_fd(), &handles.owners)?;
     setup
         .join
         .limit_disks(setup.disk_rate, setup.rootfs.disks())?;

@@ -46,17 +46,17 @@ pub(crate) fn start(
         .map_err(DriverError::step("listen in", dir.display().to_string()))?;
     let setup = Setup {
         join: prepared.cgroup.join(),
-        rootfs: host.rootfs(spec, prepared.disk, prepared.uid_base)?,
+        rootfs: host.rootfs(spec, prepared.disk, prepared.uid_base, prepared.uid_base)?,
         disk_rate: host.disk_rate(),
         network: host.has_network(),
     };
-    let layer_owners = setup.rootfs.layer_owners()?;
+    let owners = setup.rootfs.owners()?;
     let forked = birth::fork(NAMESPACES, &setup.join, prepared.uid_base, |userns| {
         let handles = Handles {
             guest,
             listener,
             userns,
-            layer_owners,
+            owners,
             sockets: confinement.sockets,
         };
         Report::Failed(Failure::from(&child::become_guest(

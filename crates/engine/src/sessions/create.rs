@@ -314,11 +314,17 @@ async fn build(
         metrics::created(live.record.runtime, start, since.elapsed());
         return Ok(owned);
     };
+    Err(roll_back(owned, error).await)
+}
+
+/// Ends a session that could not be made, and records the reason; returns it.
+pub(super) async fn roll_back(owned: Owned, error: Error) -> Error {
+    let shared = Arc::clone(&owned.shared);
     let live = owned.keep();
     shared.end(&live, "create_failed", &error.to_string());
     match live.ended().await {
-        Ok(()) => Err(error),
-        Err(cleanup) => Err(Error::Destroy(format!("{error}; {cleanup}"))),
+        Ok(()) => error,
+        Err(cleanup) => Error::Destroy(format!("{error}; {cleanup}")),
     }
 }
 
@@ -340,6 +346,20 @@ async fn cold(
     live: &Arc<Live>,
     driver: Arc<dyn Driver>,
 ) -> Result<(), Error> {
+    launch(shared, live, Start::Cold, async |spec| {
+        let sandbox = driver.launch(&spec).await.map_err(Error::Launch)?;
+        Ok((sandbox, ()))
+    })
+    .await
+}
+
+/// Records a session, makes its sandbox with `make` when it is its turn, and opens it. Returns what `make` does.
+pub(super) async fn launch<T>(
+    shared: &Arc<Shared>,
+    live: &Arc<Live>,
+    start: Start,
+    make: impl AsyncFnOnce(SandboxSpec) -> Result<(Box<dyn Sandbox>, T), Error>,
+) -> Result<T, Error> {
     let record = &live.record;
     write_down(shared, record).await?;
     let spec = SandboxSpec {
@@ -353,7 +373,8 @@ async fn cold(
     };
     let turn = timeout(TURN_TIMEOUT, shared.launches.acquire()).await;
     let turn = turn.map_err(|_| Error::LaunchesFull(TURN_TIMEOUT))?;
-    let sandbox: Arc<dyn Sandbox> = driver.launch(&spec).await.map_err(Error::Launch)?.into();
+    let (sandbox, made) = make(spec).await?;
+    let sandbox: Arc<dyn Sandbox> = sandbox.into();
     live.set_sandbox(Arc::clone(&sandbox));
     greet(sandbox.as_ref()).await?;
     drop(turn);
@@ -362,7 +383,8 @@ async fn cold(
         .store
         .set_phase(&record.id, Phase::Active, "", now_ms())
         .await?;
-    open(shared, live, Start::Cold)
+    open(shared, live, start)?;
+    Ok(made)
 }
 
 pub(super) async fn write_down(shared: &Shared, record: &Session) -> Result<(), Error> {

@@ -20,14 +20,14 @@ use tokio::sync::{mpsc, oneshot};
 const WORK_MAX: usize = 8;
 
 /// Entries of one message of a guest.
-const BATCH_MAX: usize = 256;
+pub(super) const BATCH_MAX: usize = 256;
 
 /// Until a guest has stopped its processes and written back its files; and until it has removed a tree that was
 /// replaced.
-const SLOW_TIMEOUT: Duration = Duration::from_secs(300);
+pub(super) const SLOW_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What a file system can hold beside its size in data: inline data, compressed blocks.
-const DISK_SLACK_BYTES: u64 = 256 * 1024 * 1024;
+pub(super) const DISK_SLACK_BYTES: u64 = 256 * 1024 * 1024;
 
 /// A tree that was saved.
 pub(super) struct SavedTree {
@@ -243,7 +243,7 @@ fn make_chunks(
 }
 
 /// Bytes are copied: a slice would keep the whole frame alive.
-fn entry_of(entry: proto::TreeEntry) -> Entry {
+pub(super) fn entry_of(entry: proto::TreeEntry) -> Entry {
     let own = |bytes: &bytes::Bytes| bytes::Bytes::copy_from_slice(bytes);
     let xattrs = entry.xattrs.iter().map(|xattr| Xattr {
         name: own(&xattr.name),
@@ -292,7 +292,7 @@ fn input_of(step: Step) -> input::Input {
     }
 }
 
-fn proto_of(entry: Entry) -> proto::TreeEntry {
+pub(super) fn proto_of(entry: Entry) -> proto::TreeEntry {
     let kind = match entry.kind() {
         Kind::File => proto::TreeKind::File,
         Kind::Directory => proto::TreeKind::Directory,

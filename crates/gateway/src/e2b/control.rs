@@ -3,6 +3,7 @@
 use super::body::{self, Answer, Upload};
 use super::create;
 use super::error::Failure;
+use super::fork;
 use super::query::Query;
 use super::target::sandbox_id;
 use super::time::rfc3339;
@@ -152,7 +153,10 @@ impl Call<'_> {
             ("PUT", ["network"]) => self.set_network(&id, upload).await,
             ("GET", ["metrics"]) => self.metrics(&id).await,
             ("POST", ["snapshots"]) => Err(Failure::unsupported("snapshots by the E2B API")),
-            ("POST", ["fork"]) => Err(Failure::unsupported("forks")),
+            ("POST", ["fork"]) => {
+                self.find(&id).await?;
+                fork::fork(self, &id, upload).await
+            }
             _ => Err(Failure::not_found("no such route")),
         }
     }

@@ -147,6 +147,11 @@ pub(super) async fn sandbox(
     view: &SessionView,
     status: StatusCode,
 ) -> Result<Answer, Failure> {
+    body::json(status, &described(call, view).await?)
+}
+
+/// A sandbox that can be connected to.
+pub(super) async fn described(call: &Call<'_>, view: &SessionView) -> Result<Value, Failure> {
     let session = &view.session;
     let token = call
         .api
@@ -154,18 +159,15 @@ pub(super) async fn sandbox(
         .access_token(&call.who, &session.id)
         .await?;
     let template = template_id(&session.template);
-    body::json(
-        status,
-        &json!({
-            "templateID": template,
-            "alias": template,
-            "sandboxID": session.id.as_str(),
-            "clientID": CLIENT_ID,
-            "envdVersion": ENVD_VERSION,
-            "envdAccessToken": token,
-            "domain": call.api.domain,
-        }),
-    )
+    Ok(json!({
+        "templateID": template,
+        "alias": template,
+        "sandboxID": session.id.as_str(),
+        "clientID": CLIENT_ID,
+        "envdVersion": ENVD_VERSION,
+        "envdAccessToken": token,
+        "domain": call.api.domain,
+    }))
 }
 
 fn spec(asked: NewSandbox) -> Result<SessionSpec, Failure> {

@@ -2,7 +2,7 @@
 
 use super::{engine_status, model_status};
 use k8e_api::{convert, v1};
-use k8e_engine::{ListFilter, PoolStatus, SessionView, Sessions};
+use k8e_engine::{ForkMemory, ForkedSession, ListFilter, PoolStatus, SessionView, Sessions};
 use k8e_model::Principal;
 use tonic::Status;
 
@@ -117,6 +117,42 @@ pub(super) async fn resume(
     let id = convert::session_id(&request.session_id).map_err(model_status)?;
     let resumed = sessions.resume(who, &id).await;
     resumed.map(session).map_err(engine_status)
+}
+
+pub(super) async fn fork(
+    sessions: &Sessions,
+    who: &Principal,
+    request: &v1::ForkSessionRequest,
+) -> Result<v1::ForkSessionResponse, Status> {
+    let id = convert::session_id(&request.session_id).map_err(model_status)?;
+    let spec = convert::fork_spec(request).map_err(model_status)?;
+    let forked = sessions.fork(who, &id, spec).await.map_err(engine_status)?;
+    Ok(v1::ForkSessionResponse {
+        stopped_us: u64::try_from(forked.stopped.as_micros()).unwrap_or(u64::MAX),
+        forks: forked.sessions.into_iter().map(forked_session).collect(),
+    })
+}
+
+fn forked_session(fork: ForkedSession) -> v1::Fork {
+    let session_id = fork.id.to_string();
+    match fork.made {
+        Ok((view, memory)) => v1::Fork {
+            session_id,
+            session: Some(session(view)),
+            memory: memory.as_str().to_owned(),
+            reason: match memory {
+                ForkMemory::Copied => String::new(),
+                ForkMemory::None { reason } => reason,
+            },
+            ..v1::Fork::default()
+        },
+        Err(error) => v1::Fork {
+            session_id,
+            error: error.to_string(),
+            error_code: error.code().as_str().to_owned(),
+            ..v1::Fork::default()
+        },
+    }
 }
 
 pub(super) async fn create_sub_agent(

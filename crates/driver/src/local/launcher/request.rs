@@ -92,6 +92,23 @@ pub(crate) enum Request {
         /// Its limits.
         limits: Limits,
     },
+    /// Write the state of a gVisor sandbox whose guest has closed its socket to disk, and let it go on:
+    /// [`Answer::Copied`]. When it fails, the sandbox goes on too.
+    CopyState {
+        /// Its id.
+        id: SandboxId,
+        /// The id that the state gets. It is removed like a sandbox.
+        state: SandboxId,
+    },
+    /// Make a new gVisor sandbox from the state of another: [`Answer::Restored`]. The state stays.
+    LaunchFrom {
+        /// The id of the new sandbox.
+        id: SandboxId,
+        /// Its limits.
+        limits: Limits,
+        /// The id of the state: of a saved sandbox, or one that [`Request::CopyState`] made.
+        state: SandboxId,
+    },
     /// Remove the state of a gVisor sandbox that runs again: [`Answer::Done`].
     ForgetState {
         /// Its id.
@@ -233,6 +250,8 @@ pub(crate) enum Answer {
     Restored(Passed, Option<String>),
     /// A sandbox that is saved: it has no processes.
     Saved,
+    /// The state of a sandbox was copied; how long its processes were stopped, in microseconds.
+    Copied(u64),
     /// No such sandbox, or a dead one.
     Gone,
     /// Ids of sandboxes.
@@ -289,6 +308,8 @@ impl Request {
             Self::Launch { .. }
             | Self::TryGvisor { .. }
             | Self::Save { .. }
+            | Self::CopyState { .. }
+            | Self::LaunchFrom { .. }
             | Self::Restore { .. } => Some(Class::Launch),
             Self::Remove { .. } | Self::ForgetState { .. } => Some(Class::Removal),
             Self::UnpackLayer { .. } | Self::RemoveLayer { .. } => Some(Class::Layer),
@@ -321,8 +342,11 @@ impl Request {
                 }
                 &spec.limits
             }
-            Self::SetLimits { limits, .. } | Self::Restore { limits, .. } => limits,
+            Self::SetLimits { limits, .. }
+            | Self::Restore { limits, .. }
+            | Self::LaunchFrom { limits, .. } => limits,
             Self::TryGvisor { .. }
+            | Self::CopyState { .. }
             | Self::Save { .. }
             | Self::ForgetState { .. }
             | Self::RunOn { .. }
@@ -377,12 +401,14 @@ pub(crate) mod fuzzing {
     pub fn launcher_request(bytes: &[u8], limits_max: &Limits) -> Result<Read, String> {
         let request = Request::parse(bytes, limits_max)?;
         let json = serde_json::to_string(&request).map_err(|error| error.to_string())?;
-        let (id, limits) = match request {
-            Request::Launch { spec, .. } => (Some(spec.id), Some(spec.limits)),
+        let (ids, limits) = match request {
+            Request::Launch { spec, .. } => (vec![spec.id], Some(spec.limits)),
             Request::SetLimits { id, limits, .. } | Request::Restore { id, limits } => {
-                (Some(id), Some(limits))
+                (vec![id], Some(limits))
             }
-            Request::List { after, .. } => (after, None),
+            Request::LaunchFrom { id, limits, state } => (vec![id, state], Some(limits)),
+            Request::CopyState { id, state } => (vec![id, state], None),
+            Request::List { after, .. } => (after.into_iter().collect(), None),
             Request::Adopt { id, .. }
             | Request::Save { id }
             | Request::ForgetState { id }
@@ -392,15 +418,15 @@ pub(crate) mod fuzzing {
             | Request::Kill { id, .. }
             | Request::Freeze { id, .. }
             | Request::Thaw { id, .. }
-            | Request::OpenGate { id, .. } => (Some(id), None),
+            | Request::OpenGate { id, .. } => (vec![id], None),
             Request::TryGvisor { .. }
             | Request::UnpackLayer { .. }
             | Request::FindLayer { .. }
             | Request::ListLayers { .. }
             | Request::RemoveLayer { .. }
-            | Request::RemoveSocket => (None, None),
+            | Request::RemoveSocket => (Vec::new(), None),
         };
-        let sandboxes = id.into_iter().map(String::from).collect();
+        let sandboxes = ids.into_iter().map(String::from).collect();
         Ok(Read {
             json,
             sandboxes,

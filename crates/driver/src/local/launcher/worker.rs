@@ -164,7 +164,14 @@ impl Worker {
             } => self.launch(reply, kind, spec, platform),
             Request::TryGvisor { platform } => self.try_gvisor(reply, platform),
             Request::Save { id } => self.save(reply, &id),
-            Request::Restore { id, limits } => self.restore(reply, &id, &limits),
+            Request::Restore { id, limits } => self.restore(reply, &id, &limits, &id),
+            Request::LaunchFrom { id, limits, state } => self.restore(reply, &id, &limits, &state),
+            Request::CopyState { id, state } => self.in_child(Class::Launch, reply, |worker| {
+                worker.host.check_can_copy()?;
+                let stopped = state::copy(&worker.gvisor, &id, &state)?;
+                let stopped = u64::try_from(stopped.as_micros()).unwrap_or(u64::MAX);
+                Ok((Answer::Copied(stopped), Vec::new()))
+            }),
             Request::ForgetState { id } => self.in_child(Class::Removal, reply, |worker| {
                 // Only of one that runs: the state of another is all there is of it.
                 worker.living(Kind::Gvisor, &id)?;
@@ -321,20 +328,40 @@ impl Worker {
         });
     }
 
-    /// A launch from the copy of a state.
-    fn restore(&mut self, reply: Option<OwnedFd>, id: &SandboxId, limits: &Limits) {
-        let Some(saved) = Saved::read(&self.gvisor, id) else {
+    /// A launch from the copy of a state: of the sandbox itself, which keeps its uid range, or of another.
+    fn restore(
+        &mut self,
+        reply: Option<OwnedFd>,
+        id: &SandboxId,
+        limits: &Limits,
+        state: &SandboxId,
+    ) {
+        let Some(saved) = Saved::read(&self.gvisor, state) else {
             let error = io::Error::from(io::ErrorKind::NotFound);
-            let step = DriverError::step("find", format!("the state of {id}"));
+            let step = DriverError::step("find", format!("the state of {state}"));
             return answered(reply, Err(step(error)));
         };
-        match self.gvisor.reserve(id) {
-            Ok(dir) => self.uids.keep(saved.uid_base, dir),
+        let reserved = match id == state {
+            true => self.gvisor.reserve(id).map(|dir| {
+                self.uids.keep(saved.uid_base, dir);
+                saved.uid_base
+            }),
+            false => self.reserve(Kind::Gvisor, id),
+        };
+        let uid_base = match reserved {
+            Ok(base) => base,
             Err(error) => return answered(reply, Err(error)),
-        }
+        };
         self.in_child(Class::Launch, reply, |worker| {
             let (host, sandboxes) = (&worker.host, &worker.gvisor);
-            let (started, lost) = gvisor::launch::restore(host, sandboxes, &saved, limits)?;
+            let from = gvisor::launch::FromState {
+                saved: &saved,
+                state,
+                id,
+                limits,
+                uid_base,
+            };
+            let (started, lost) = gvisor::launch::restore(host, sandboxes, &from)?;
             let made = sandbox(sandboxes, id, started.pidfd);
             match worker.with_gate(made, Kind::Gvisor, id) {
                 (Answer::Sandbox(passed), fds) => Ok((Answer::Restored(passed, lost), fds)),
