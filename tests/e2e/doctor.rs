@@ -122,6 +122,24 @@ fn a_server_that_cannot_be_reached_is_a_problem_with_a_fix() {
         "{report:#}"
     );
 
+    // A server that runs, and is not for everybody.
+    let server = Server::start();
+    let running = server.data_dir();
+    let mut other = Command::new(&copy);
+    other.args(["doctor", "--json", "--data-dir"]).arg(&running);
+    other
+        .env("HOME", home.path())
+        .env_remove("K8E_SANDBOX_ENDPOINT");
+    let nobody = ran(other.stdin(Stdio::null()).uid(65534).gid(65534));
+    let report = nobody.json();
+    assert_eq!(nobody.code, 1, "{report:#}");
+    assert!(
+        named(&report, "connection")["fix"]
+            .to_string()
+            .contains("usermod -aG k8e"),
+        "{report:#}"
+    );
+
     for (endpoint, name, word) in [
         ("not an endpoint", "endpoint", "K8E_SANDBOX_ENDPOINT"),
         ("127.0.0.1:1", "connection", "k8e login"),

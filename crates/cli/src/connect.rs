@@ -252,6 +252,19 @@ pub(crate) fn would_start(_globals: &Globals) -> bool {
     false
 }
 
+/// Whether a server runs on this machine and its socket is not for this user.
+#[cfg(unix)]
+pub(crate) fn is_denied(globals: &Globals) -> bool {
+    use std::os::unix::net::UnixStream;
+    let connected = UnixStream::connect(socket(globals));
+    connected.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
+#[cfg(not(unix))]
+pub(crate) fn is_denied(_globals: &Globals) -> bool {
+    false
+}
+
 /// Socket of this machine's server.
 fn socket(globals: &Globals) -> PathBuf {
     globals.data_dir.join("k8e.sock")

@@ -146,10 +146,14 @@ async fn check_server(globals: &Globals, is_local: bool) -> Vec<Check> {
                 let detail = "no server runs yet; the first `k8e sandbox` command starts one";
                 return vec![Check::ok("connection", detail)];
             }
-            let fix = match is_local {
-                true => "start a server: `sudo k8e server`; or name one with --endpoint",
-                false => {
-                    "check the address (--endpoint), that `k8e server --listen` serves it, and certificate and API key (`k8e login --help`)"
+            let fix = match (is_local, connect::is_denied(globals)) {
+                (true, true) => {
+                    "use sudo, or join the group (`sudo usermod -aG k8e $USER`) and log in again"
+                }
+                (true, false) => "start a server: `sudo k8e server`; or name one with --endpoint",
+                (false, _) => {
+                    "check the address (--endpoint), that `k8e server --listen` serves it, and certificate and API key \
+                     (`k8e login --help`)"
                 }
             };
             return vec![Check::failed("connection", &failure, fix)];
