@@ -47,7 +47,8 @@ async fn metrics_are_those_of_the_counters_and_the_disk() {
             .driver
             .set_usage(sandbox, usage(Duration::from_secs(6)));
     };
-    let (metrics, ()) = tokio::join!(sessions.session_metrics(&me(), &sid("a")), later);
+    let (who, id) = (me(), sid("a"));
+    let (metrics, ()) = tokio::join!(sessions.session_metrics(&who, &id), later);
     let metrics = metrics.unwrap();
     assert_eq!(metrics.cpu_time, Duration::from_secs(6));
     assert_eq!(metrics.cpu_millis, limits.cpu_millis);

@@ -72,7 +72,8 @@ async fn changes_are_passed_on_until_the_session_ends() {
     assert_eq!(first, expected);
     let second = watch.next().await.unwrap();
     assert_eq!(second[0].change, FileChange::Overflow);
-    let (next, destroyed) = tokio::join!(watch.next(), sessions.destroy(&me(), &sid("a")));
+    let (who, id) = (me(), sid("a"));
+    let (next, destroyed) = tokio::join!(watch.next(), sessions.destroy(&who, &id));
     destroyed.unwrap();
     assert!(matches!(next, Err(Error::SessionEnded { .. })), "{next:?}");
 }
@@ -128,6 +129,8 @@ async fn only_the_owner_watches_and_the_real_guest_refuses_what_is_not_there() {
     let refused = sessions.watch_files(&me(), &sid("a"), &missing, true).await;
     assert_eq!(refused.unwrap_err().code(), Code::NotFound);
     let stranger = Principal::token_holder("somebody else");
-    let refused = sessions.watch_files(&stranger, &sid("a"), &missing, true);
-    assert!(matches!(refused.await, Err(Error::SessionNotFound(_))));
+    let refused = sessions
+        .watch_files(&stranger, &sid("a"), &missing, true)
+        .await;
+    assert!(matches!(refused, Err(Error::SessionNotFound(_))));
 }

@@ -129,15 +129,12 @@ impl<'a> Tree<'a> {
             if matches!(name, b"." | b"..") {
                 continue;
             }
-            let kind = match entry.file_type() {
-                FileType::Unknown => {
-                    let stat = scan.dir.fd().and_then(|dir| lstat(dir, name));
-                    stat.map_or(FileType::Unknown, |stat| {
-                        FileType::from_raw_mode(stat.st_mode)
-                    })
-                }
-                kind => kind,
-            };
+            let mut kind = entry.file_type();
+            if kind == FileType::Unknown
+                && let Ok(stat) = scan.dir.fd().and_then(|dir| lstat(dir, name))
+            {
+                kind = FileType::from_raw_mode(stat.st_mode);
+            }
             let directory = kind == FileType::Directory;
             let path = joined(&scan.of.path, name);
             if scan.of.report {

@@ -19,7 +19,8 @@ fn v1_is_found_on_a_hybrid_machine() {
     assert_eq!(version, Version::V1);
     let at = |name: &'static str| (name, Path::new("/c").join(name));
     let counted = (CPUACCT, Path::new("/c/cpu").to_owned());
-    let all = |names: [&'static str; 4]| [&names.map(at)[..], &[counted.clone()]].concat();
+    let all =
+        |names: [&'static str; 4]| [&names.map(at)[..], std::slice::from_ref(&counted)].concat();
     assert_eq!(roots, all([MEMORY, CPU, PIDS, FREEZER]));
     // The freezer is optional.
     let without = mounts.replace("freezer", "devices");
