@@ -17,6 +17,7 @@ mod escape;
 mod examples;
 mod expose;
 mod flood;
+mod fork;
 mod gvisor;
 mod identity;
 mod internet_answers;
