@@ -21,6 +21,7 @@ mod examples;
 mod expose;
 mod flood;
 mod follow;
+mod fork;
 mod gvisor;
 mod identity;
 mod install;

@@ -45,16 +45,16 @@ while True:
 const ASK: &str = "import socket; s = socket.create_connection(('127.0.0.1', 4000)); print(b''.join(iter(lambda: s.recv(100), b'')).decode())";
 
 /// What the holder answered: all but the counter, and the counter.
-type State = (String, u64);
+pub(super) type State = (String, u64);
 
-fn newest_runsc() -> String {
+pub(super) fn newest_runsc() -> String {
     let tools = std::env::var_os("K8E_TOOLS_DIR").expect("`cargo xtask test` sets K8E_TOOLS_DIR");
     let path = PathBuf::from(tools).join("runsc/newest/runsc");
     assert!(path.is_file(), "`cargo xtask setup` builds {path:?}");
     path.to_string_lossy().into_owned()
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + SOON;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
@@ -69,7 +69,7 @@ fn sandbox(server: &Server, words: &[&str]) -> serde_json::Value {
 }
 
 /// A session in which the holder runs.
-fn holder(server: &Server) -> String {
+pub(super) fn holder(server: &Server) -> String {
     let id = server.session().id;
     let args = [
         "run",
@@ -88,12 +88,12 @@ fn holder(server: &Server) -> String {
     id
 }
 
-fn at<'a>(server: &'a Server, id: &str) -> Session<'a> {
+pub(super) fn at<'a>(server: &'a Server, id: &str) -> Session<'a> {
     let id = id.to_owned();
     Session { server, id }
 }
 
-fn ask(server: &Server, id: &str) -> State {
+pub(super) fn ask(server: &Server, id: &str) -> State {
     let ran = at(server, id).py(ASK);
     assert_eq!(ran.code, 0, "{}", ran.all());
     let text = ran.out();
@@ -106,7 +106,7 @@ fn ask(server: &Server, id: &str) -> State {
 }
 
 /// Waits until the session's events have a word so many times.
-fn reported(server: &Server, id: &str, word: &str, times: usize) {
+pub(super) fn reported(server: &Server, id: &str, word: &str, times: usize) {
     let count = || {
         server
             .k8e(&["sandbox", "events", id])
@@ -119,17 +119,17 @@ fn reported(server: &Server, id: &str, word: &str, times: usize) {
     });
 }
 
-fn live_sandboxes(server: &Server) -> usize {
+pub(super) fn live_sandboxes(server: &Server) -> usize {
     let dir = server.data_dir().join("gvisor/sandboxes");
     std::fs::read_dir(dir).map_or(0, Iterator::count)
 }
 
-fn states(server: &Server) -> usize {
+pub(super) fn states(server: &Server) -> usize {
     let dir = server.data_dir().join("gvisor/states");
     std::fs::read_dir(dir).map_or(0, Iterator::count)
 }
 
-fn start(flags: &[&str]) -> Server {
+pub(super) fn start(flags: &[&str]) -> Server {
     Server::start_with(&[&["--default-runtime", "gvisor"], flags].concat())
 }
 

@@ -133,7 +133,7 @@ impl GuestAddress {
     }
 
     async fn try_close_listener(&self) -> Result<(), CloseError> {
-        drop(self.spare().take());
+        self.drop_spare();
         let stream = self.connect_with_back_off().await.map_err(WireError::Io)?;
         let call = request::Call::CloseListener(CloseListener {});
         let mut end = HostEnd::call(stream, call).await?;
@@ -149,6 +149,12 @@ impl GuestAddress {
             Ok(Err(_)) => Ok(()),
             _ => Err(WireError::OutOfTurn("it did not close the connection").into()),
         }
+    }
+
+    /// Closes the spare connection: one that was made while the guest did not listen is accepted by nobody, and a call on
+    /// it would wait for ever.
+    pub(crate) fn drop_spare(&self) {
+        drop(self.spare().take());
     }
 
     /// Starts a process that holds an open file without a name: for a trial of checkpoints.

@@ -273,6 +273,19 @@ def pausing(sandbox):
     assert sandbox.commands.kill(counter.pid)
 
 
+def forking(sandbox):
+    sandbox.files.write("/workspace/kept", "over the fork")
+    forks = sandbox.fork(count=2, timeout=120)
+    assert len({fork.sandbox_id for fork in forks} | {sandbox.sandbox_id}) == 3
+    for fork in forks:
+        assert fork.files.read("/workspace/kept") == "over the fork"
+        assert fork.commands.run("echo $E2B_SANDBOX_ID").stdout.strip() == fork.sandbox_id
+        fork.files.write("/workspace/kept", "apart")
+        assert fork.kill()
+    assert sandbox.files.read("/workspace/kept") == "over the fork"
+    raises(NotFoundException, lambda: Sandbox.fork(sandbox.sandbox_id, api_key=OTHER))
+
+
 sandbox = lifecycle()
 commands(sandbox)
 terminals(sandbox)
@@ -281,5 +294,6 @@ signed_urls(sandbox)
 ports(sandbox)
 strangers(sandbox)
 pausing(sandbox)
+forking(sandbox)
 assert sandbox.kill()
 print("every call was made")

@@ -161,6 +161,7 @@ impl LocalSandbox {
         if let Err(error) = saved {
             let id = self.id.clone();
             let runs_on = self.machine.ask(Request::RunOn { id }).await;
+            self.guest.drop_spare();
             self.oom.set_frozen(false);
             self.state.send_replace(State::Running(running));
             if let Err(error) = runs_on {
@@ -332,6 +333,7 @@ impl Sandbox for LocalSandbox {
                 tracing::warn!(sandbox = %self.id, %error, "a sandbox that was not copied does not run on");
             }
         }
+        self.guest.drop_spare();
         self.oom.set_frozen(false);
         copied
     }
