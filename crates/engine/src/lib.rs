@@ -16,6 +16,7 @@ mod files;
 mod gate;
 mod guest;
 mod history;
+mod interpreter;
 mod keys;
 mod live;
 pub mod metrics;
@@ -28,6 +29,12 @@ mod sessions;
 mod snapshots;
 mod templates;
 mod terminals;
+
+/// For the crate `fuzz`: the decoder of a kernel's streams.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::interpreter::fuzzing::*;
+}
 
 pub use approvals::ApprovalFilter;
 pub use audit::Audit;
@@ -44,6 +51,9 @@ pub use files::{
     WriteOptions,
 };
 pub use gate::Denied;
+pub use interpreter::{
+    ContextChoice, ContextSpec, ContextView, Execute, Execution, ExecutionEvent,
+};
 pub use k8e_model::{RunRequest, RunTarget};
 pub use k8e_store::{
     AuditQuery, AuditRow, Event, EventPage, SavedSnapshot, SecretEntry, SnapshotEntry,
