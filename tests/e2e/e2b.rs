@@ -58,35 +58,75 @@ fn drive(runtime: &str, program: &Path, script: &Path, env: &[(&str, PathBuf)]) 
     server.assert_traces(0);
 }
 
-fn python(runtime: &str) {
+fn python(runtime: &str, name: &str) {
     let program = tools("e2b-python").join("bin/python");
-    drive(runtime, &program, &script("client.py"), &[]);
+    drive(runtime, &program, &script(name), &[]);
 }
 
-fn node(runtime: &str) {
+fn node(runtime: &str, name: &str) {
     let tools = tools("e2b-node");
     let env = [("NODE_TOOLS", tools)];
-    drive(runtime, Path::new("node"), &script("client.mjs"), &env);
+    drive(runtime, Path::new("node"), &script(name), &env);
 }
 
 #[test]
 fn the_javascript_client_works_unmodified() {
-    node("native");
+    node("native", "client.mjs");
 }
 
 #[test]
 fn the_javascript_client_works_unmodified_in_gvisor() {
-    node("gvisor");
+    node("gvisor", "client.mjs");
 }
 
 #[test]
 fn the_python_client_works_unmodified() {
-    python("native");
+    python("native", "client.py");
 }
 
 #[test]
 fn the_python_client_works_unmodified_in_gvisor() {
-    python("gvisor");
+    python("gvisor", "client.py");
+}
+
+#[test]
+fn the_javascript_code_interpreter_works_unmodified() {
+    node("native", "interpreter.mjs");
+}
+
+#[test]
+fn the_javascript_code_interpreter_works_unmodified_in_gvisor() {
+    node("gvisor", "interpreter.mjs");
+}
+
+#[test]
+fn the_python_code_interpreter_works_unmodified() {
+    python("native", "interpreter.py");
+}
+
+#[test]
+fn the_python_code_interpreter_works_unmodified_in_gvisor() {
+    python("gvisor", "interpreter.py");
+}
+
+/// Without a sandbox, whose template would need matplotlib.
+#[test]
+fn the_kernel_shows_figures_and_tables_as_clients_read_them() {
+    let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/engine/src/interpreter");
+    let mut command = Command::new("timeout");
+    command
+        .args(["--kill-after=5", &WITHIN.as_secs().to_string()])
+        .arg(tools("e2b-python").join("bin/python"))
+        .arg(script("charts.py"))
+        .arg(tools("charts").join("bin/python"))
+        .args([kernel.join("charts.py"), kernel.join("kernel.py")]);
+    let done = ran(&mut command);
+    assert_eq!(done.code, 0, "{}", done.all());
+    assert!(
+        done.out().contains("every chart was read"),
+        "{}",
+        done.all()
+    );
 }
 
 #[test]

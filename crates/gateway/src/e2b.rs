@@ -16,6 +16,7 @@ mod envd;
 mod error;
 mod files;
 mod filesystem;
+mod interpreter;
 mod ports;
 mod process;
 mod query;
