@@ -340,7 +340,9 @@ pub(crate) mod fuzzing {
                     match event {
                         ExecutionEvent::Stdout(bytes) => output.extend(bytes),
                         ExecutionEvent::Stderr(_) => {}
-                        other => others.push(other),
+                        other @ (ExecutionEvent::Started { .. }
+                        | ExecutionEvent::Result { .. }
+                        | ExecutionEvent::Error { .. }) => others.push(other),
                     }
                 }
             }
