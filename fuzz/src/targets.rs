@@ -5,6 +5,7 @@ mod e2b;
 mod egress;
 mod identity;
 mod image;
+mod interpreter;
 mod launcher;
 mod model;
 mod sandbox_v1;
@@ -38,6 +39,19 @@ pub const TARGETS: &[Target] = &[
             "../",
             "systrap",
             "18446744073709551615",
+        ],
+        bytes_max: 16 * KIB,
+        memory_max: 16 * MIB,
+    },
+    Target {
+        name: "kernel_streams",
+        feed: interpreter::kernel_streams,
+        words: &[
+            "{\"type\":\"result\",\"data\":{",
+            "\"text/plain\":\"",
+            "{\"type\":\"end\",\"id\":\"7\"}\n",
+            "\0k8e 7\n",
+            "\0k8e ",
         ],
         bytes_max: 16 * KIB,
         memory_max: 16 * MIB,

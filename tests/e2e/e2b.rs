@@ -10,16 +10,8 @@ use std::time::Duration;
 const WITHIN: Duration = Duration::from_secs(400);
 
 /// Where `cargo xtask setup` put a client.
-fn tools(name: &str) -> PathBuf {
-    let dir = std::env::var_os("K8E_TOOLS_DIR").map(PathBuf::from);
-    let dir = dir.expect("K8E_TOOLS_DIR is set by `cargo xtask test`");
-    let dir = dir.join("contract").join(name);
-    assert!(
-        dir.exists(),
-        "{} is missing: install it with `cargo xtask setup`",
-        dir.display()
-    );
-    dir
+fn client(name: &str) -> PathBuf {
+    k8e_e2e::tools("contract").join(name)
 }
 
 fn script(name: &str) -> PathBuf {
@@ -58,63 +50,95 @@ fn drive(runtime: &str, program: &Path, script: &Path, env: &[(&str, PathBuf)]) 
     server.assert_traces(0);
 }
 
-fn python(runtime: &str) {
-    python_script(runtime, "client.py");
-}
-
-fn python_script(runtime: &str, name: &str) {
-    let program = tools("e2b-python").join("bin/python");
+fn python(runtime: &str, name: &str) {
+    let program = client("e2b-python").join("bin/python");
     drive(runtime, &program, &script(name), &[]);
 }
 
-fn node(runtime: &str) {
-    node_script(runtime, "client.mjs");
-}
-
-fn node_script(runtime: &str, name: &str) {
-    let tools = tools("e2b-node");
+fn node(runtime: &str, name: &str) {
+    let tools = client("e2b-node");
     let env = [("NODE_TOOLS", tools)];
     drive(runtime, Path::new("node"), &script(name), &env);
 }
 
 #[test]
 fn the_javascript_client_works_unmodified() {
-    node("native");
+    node("native", "client.mjs");
 }
 
 #[test]
 fn the_javascript_client_works_unmodified_in_gvisor() {
-    node("gvisor");
+    node("gvisor", "client.mjs");
 }
 
 #[test]
 fn the_python_client_works_unmodified() {
-    python("native");
+    python("native", "client.py");
 }
 
 #[test]
 fn the_python_client_works_unmodified_in_gvisor() {
-    python("gvisor");
+    python("gvisor", "client.py");
+}
+
+#[test]
+fn the_javascript_code_interpreter_works_unmodified() {
+    node("native", "interpreter.mjs");
+}
+
+#[test]
+fn the_javascript_code_interpreter_works_unmodified_in_gvisor() {
+    node("gvisor", "interpreter.mjs");
+}
+
+#[test]
+fn the_python_code_interpreter_works_unmodified() {
+    python("native", "interpreter.py");
+}
+
+#[test]
+fn the_python_code_interpreter_works_unmodified_in_gvisor() {
+    python("gvisor", "interpreter.py");
+}
+
+/// Without a sandbox, whose template would need matplotlib.
+#[test]
+fn the_kernel_shows_figures_and_tables_as_clients_read_them() {
+    let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/engine/src/interpreter");
+    let mut command = Command::new("timeout");
+    command
+        .args(["--kill-after=5", &WITHIN.as_secs().to_string()])
+        .arg(client("e2b-python").join("bin/python"))
+        .arg(script("charts.py"))
+        .arg(client("charts").join("bin/python"))
+        .args([kernel.join("charts.py"), kernel.join("kernel.py")]);
+    let done = ran(&mut command);
+    assert_eq!(done.code, 0, "{}", done.all());
+    assert!(
+        done.out().contains("every chart was read"),
+        "{}",
+        done.all()
+    );
 }
 
 #[test]
 fn watches_and_metrics_by_the_javascript_client() {
-    node_script("native", "watch.mjs");
+    node("native", "watch.mjs");
 }
 
 #[test]
 fn watches_and_metrics_by_the_javascript_client_in_gvisor() {
-    node_script("gvisor", "watch.mjs");
+    node("gvisor", "watch.mjs");
 }
 
 #[test]
 fn watches_and_metrics_by_the_python_client() {
-    python_script("native", "watch.py");
+    python("native", "watch.py");
 }
 
 #[test]
 fn watches_and_metrics_by_the_python_client_in_gvisor() {
-    python_script("gvisor", "watch.py");
+    python("gvisor", "watch.py");
 }
 
 #[test]

@@ -39,6 +39,31 @@ pub enum Error {
     /// The driver has no counters, or the sandbox does not run any more.
     #[error("the runtime of this session does not count what it uses")]
     NoMetrics,
+    /// No such context of the code interpreter.
+    #[error("context {0} not found")]
+    ContextNotFound(String),
+    /// Too many contexts in one session.
+    #[error("this session has {max} code contexts, which is all it takes: remove one")]
+    ContextsFull {
+        /// The limit.
+        max: usize,
+    },
+    /// Too many executions wait in one context.
+    #[error(
+        "{max} executions wait for this context already: wait for one to end, or use another context"
+    )]
+    ContextBusy {
+        /// The limit.
+        max: usize,
+    },
+    /// A kernel of the code interpreter did not start.
+    #[error("the {language} kernel did not start: {reason}")]
+    KernelFailed {
+        /// Its language.
+        language: &'static str,
+        /// Why.
+        reason: String,
+    },
     /// No such terminal, or it is another principal's: the two must not be told apart.
     #[error("terminal {0} not found")]
     TerminalNotFound(TerminalId),
@@ -422,6 +447,7 @@ impl Error {
             | Self::RunNotFound(_)
             | Self::TerminalNotFound(_)
             | Self::CommandNotFound(_)
+            | Self::ContextNotFound(_)
             | Self::KeyNotFound(_)
             | Self::SecretNotFound(_)
             | Self::ApprovalNotFound(_)
@@ -455,6 +481,8 @@ impl Error {
             | Self::SessionBusy { .. }
             | Self::TerminalsFull { .. }
             | Self::CommandReadersFull { .. }
+            | Self::ContextsFull { .. }
+            | Self::ContextBusy { .. }
             | Self::GuestBusy(_) => Code::Exhausted,
             Self::SessionNotReady(_)
             | Self::SessionPaused(_)
@@ -481,7 +509,7 @@ impl Error {
             | Self::RuntimeBroken { .. }
             | Self::Stopping => Code::Unavailable,
             Self::Launch(cause) | Self::Freeze(cause) | Self::Thaw(cause) => cause.code(),
-            Self::Destroy(_) | Self::Network(_) => Code::Internal,
+            Self::Destroy(_) | Self::Network(_) | Self::KernelFailed { .. } => Code::Internal,
             Self::Store(cause) => cause.code(),
         }
     }

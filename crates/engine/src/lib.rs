@@ -16,6 +16,7 @@ mod files;
 mod gate;
 mod guest;
 mod history;
+mod interpreter;
 mod keys;
 mod live;
 pub mod metrics;
@@ -30,6 +31,12 @@ mod templates;
 mod terminals;
 mod usage;
 mod watch;
+
+/// For the crate `fuzz`: the decoder of a kernel's streams.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::interpreter::fuzzing::*;
+}
 
 pub use approvals::ApprovalFilter;
 pub use audit::Audit;
@@ -46,6 +53,9 @@ pub use files::{
     WriteOptions,
 };
 pub use gate::Denied;
+pub use interpreter::{
+    ContextChoice, ContextSpec, ContextView, Execute, Execution, ExecutionEvent,
+};
 pub use k8e_model::{RunRequest, RunTarget};
 pub use k8e_store::{
     AuditQuery, AuditRow, Event, EventPage, SavedSnapshot, SecretEntry, SnapshotEntry,

@@ -6,6 +6,7 @@ mod sub_agents;
 pub(crate) use phases::{left_active, within};
 
 use crate::Error;
+use crate::interpreter::Contexts;
 use crate::metrics;
 use crate::recorder::{Recorder, now_ms};
 use k8e_driver::Sandbox;
@@ -45,6 +46,8 @@ pub(crate) struct Live {
     connecting: tokio::sync::RwLock<()>,
     /// Whether followers of background runs are to close their connections to the guest.
     detach: watch::Sender<bool>,
+    /// Contexts of the code interpreter.
+    pub(crate) contexts: Contexts,
 }
 
 struct State {
@@ -161,6 +164,7 @@ impl Live {
             pause_turn: tokio::sync::Mutex::default(),
             connecting: tokio::sync::RwLock::default(),
             detach: watch::Sender::new(false),
+            contexts: Contexts::default(),
             record,
         }
     }

@@ -143,6 +143,12 @@ impl Run {
         }
     }
 
+    /// Leaves its output out of the transcript: for a protocol that is of no use to a reader.
+    pub(crate) fn without_transcript(mut self) -> Self {
+        self.transcribed = false;
+        self
+    }
+
     /// Marks the run as a background run, which the guest keeps.
     pub(crate) fn in_background(mut self, tracked: &Arc<TrackedRun>, transcribed: bool) -> Self {
         self.background = Some(Arc::clone(tracked));

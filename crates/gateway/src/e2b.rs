@@ -17,6 +17,7 @@ mod error;
 mod files;
 mod filesystem;
 mod fork;
+mod interpreter;
 mod metrics;
 mod ports;
 mod process;

@@ -22,6 +22,7 @@ mod metrics;
 mod rate_limit;
 mod sandbox_v1;
 mod source;
+mod text;
 mod tls_listener;
 mod unix_socket;
 

@@ -14,7 +14,6 @@ mod sessions;
 mod snapshots;
 mod sse;
 mod terminals;
-mod text;
 
 use crate::auth::login::Login;
 use crate::auth::{caller, principal};

@@ -29,6 +29,9 @@ const E2B_PYTHON: &[&str] = &["e2b==2.63.0", "e2b-code-interpreter==2.11.5"];
 
 const E2B_NODE: &[&str] = &["e2b@2.51.0", "@e2b/code-interpreter@2.8.0"];
 
+/// What code in a sandbox draws with: for the kernel of the code interpreter.
+const CHARTS: &[&str] = &["matplotlib==3.11.2", "pandas==3.1.1", "ipython==9.18.1"];
+
 /// Written last: what is there, whole.
 const DONE: &str = "installed";
 
@@ -42,6 +45,7 @@ pub(super) fn install(tools: &Path) -> Outcome {
     installed(&dir.join("e2b-python"), E2B_PYTHON, |dir| {
         python(dir, E2B_PYTHON)
     })?;
+    installed(&dir.join("charts"), CHARTS, |dir| python(dir, CHARTS))?;
     installed(&dir.join("e2b-node"), E2B_NODE, |dir| node(dir, E2B_NODE))?;
     installed(&dir.join("node"), NODE, |dir| node(dir, NODE))
 }

@@ -3,8 +3,8 @@
 use super::body::{self, Answer};
 use super::connect::{self, Rpc};
 use super::error::Failure;
-use super::target::{ENVD, Target};
-use super::{Api, Client, files, filesystem, ports, process};
+use super::target::{ENVD, INTERPRETER, Target};
+use super::{Api, Client, files, filesystem, interpreter, ports, process};
 use crate::rate_limit::Class;
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
@@ -45,6 +45,9 @@ pub(super) async fn serve(
         Some(Phase::Creating | Phase::Paused | Phase::Terminating | Phase::Ended) | None => {
             return Err(Failure::gone(&id));
         }
+    }
+    if port == INTERPRETER {
+        return interpreter::serve(api, id, request, client).await;
     }
     if port != ENVD {
         return ports::serve(api, &id, port, request, client).await;

@@ -11,6 +11,9 @@ const PORT: &str = "e2b-sandbox-port";
 /// The port of `envd`, which this server answers itself.
 pub(super) const ENVD: u16 = 49983;
 
+/// The port of the code interpreter, which this server answers as well.
+pub(super) const INTERPRETER: u16 = 49999;
+
 /// A port of a sandbox.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Target {

@@ -5,8 +5,8 @@
 
 use super::exec::{broken, run};
 use super::sse::Sse;
-use super::text::Joiner;
 use crate::k8e_v1::{Answers, model_status};
+use crate::text::Joiner;
 use futures::StreamExt as _;
 use k8e_api::convert::sandbox_v1;
 use k8e_api::sandbox_v1 as pb;

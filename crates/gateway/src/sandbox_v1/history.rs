@@ -1,7 +1,7 @@
 //! Transcripts and events.
 
-use super::text::torn_bytes;
 use crate::k8e_v1::{engine_status, model_status};
+use crate::text::torn_bytes;
 use k8e_api::convert::sandbox_v1;
 use k8e_api::sandbox_v1 as pb;
 use k8e_engine::{Event, Sessions, TranscriptPage};

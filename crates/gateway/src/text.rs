@@ -5,7 +5,7 @@ const TORN_BYTES_MAX: usize = 3;
 
 /// Joins characters that were split between chunks. Invalid bytes are replaced (U+FFFD).
 #[derive(Debug, Default)]
-pub(super) struct Joiner {
+pub(crate) struct Joiner {
     torn: Vec<u8>,
 }
 
@@ -13,7 +13,7 @@ pub(super) struct Joiner {
 
 impl Joiner {
     /// The text that is complete now.
-    pub(super) fn push(&mut self, bytes: &[u8]) -> String {
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
         let joined;
         let bytes = if self.torn.is_empty() {
             bytes
@@ -28,14 +28,14 @@ impl Joiner {
     }
 
     /// What is left when no more comes.
-    pub(super) fn finish(&mut self) -> String {
+    pub(crate) fn finish(&mut self) -> String {
         let rest = std::mem::take(&mut self.torn);
         String::from_utf8_lossy(&rest).into_owned()
     }
 }
 
 /// How many bytes at the end are the beginning of a character.
-pub(super) fn torn_bytes(bytes: &[u8]) -> usize {
+pub(crate) fn torn_bytes(bytes: &[u8]) -> usize {
     let begins_one = |n: &usize| {
         let end = &bytes[bytes.len() - n..];
         std::str::from_utf8(end).is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_none())
