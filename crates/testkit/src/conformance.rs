@@ -13,7 +13,7 @@ pub mod terminals;
 pub use call::Ran;
 
 use call::Host;
-use k8e_driver::{Driver, Sandbox, SandboxSpec};
+use k8e_driver::{Driver, Restored, Sandbox, SandboxSpec};
 use k8e_model::{Limits, SandboxId, Template};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -130,6 +130,29 @@ impl Lab {
             id: spec.id,
             sandbox,
         }
+    }
+
+    /// Launches a sandbox with default limits from a state, with the memory that is in it.
+    pub async fn launch_from(&self, state: &SandboxId) -> Cell {
+        let spec = SandboxSpec {
+            id: SandboxId::random(),
+            template: Template::Host,
+            layers: Vec::new(),
+            limits: Limits::default(),
+        };
+        let launched = self.driver.launch_from(&spec, state).await;
+        let (sandbox, restored) =
+            launched.unwrap_or_else(|error| panic!("launch from {state}: {}", chain(&error)));
+        assert_eq!(restored, Restored::Memory);
+        Cell {
+            id: spec.id,
+            sandbox,
+        }
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
     }
 
     /// Drops the driver and starts it again on the same data directory.

@@ -3,7 +3,7 @@
 use crate::scripted::{self, Script};
 use crate::thread::GuestThread;
 use async_trait::async_trait;
-use k8e_driver::{Driver, DriverError, GuestAddress, Probe, Sandbox, SandboxSpec};
+use k8e_driver::{Driver, DriverError, GuestAddress, Probe, Restored, Sandbox, SandboxSpec};
 use k8e_model::{LimitEvents, Limits, ResourceUsage, RuntimeKind, SandboxId};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -32,6 +32,12 @@ struct State {
     launches_tried: usize,
     fail_set_limits: bool,
     fail_freeze: bool,
+    /// Sandboxes can be copied.
+    copies: bool,
+    /// Calls are open, as a guest would say.
+    in_use: bool,
+    /// Copied states that were not removed.
+    states: HashSet<SandboxId>,
     destroys_to_fail: usize,
     launch_delay: Duration,
     launched: usize,
@@ -109,6 +115,21 @@ impl FakeDriver {
     /// Sets whether freezing fails.
     pub fn fail_freeze(&self, fail: bool) {
         self.0.state().fail_freeze = fail;
+    }
+
+    /// Sets whether running sandboxes can be copied. A copy is a new sandbox.
+    pub fn set_copies(&self, copies: bool) {
+        self.0.state().copies = copies;
+    }
+
+    /// Sets whether guests refuse to be copied because calls are open.
+    pub fn set_in_use(&self, in_use: bool) {
+        self.0.state().in_use = in_use;
+    }
+
+    /// Copied states that were not removed.
+    pub fn states(&self) -> Vec<SandboxId> {
+        self.0.state().states.iter().cloned().collect()
     }
 
     /// Whether a sandbox is frozen. Its processes belong to the test and are not stopped.
@@ -253,6 +274,22 @@ impl Driver for FakeDriver {
         }))
     }
 
+    async fn launch_from(
+        &self,
+        spec: &SandboxSpec,
+        state: &SandboxId,
+    ) -> Result<(Box<dyn Sandbox>, Restored), DriverError> {
+        if !self.0.state().states.contains(state) {
+            return Err(DriverError::Unusable("no such state".to_owned()));
+        }
+        Ok((self.launch(spec).await?, Restored::Memory))
+    }
+
+    async fn remove_state(&self, state: &SandboxId) -> Result<(), DriverError> {
+        self.0.state().states.remove(state);
+        Ok(())
+    }
+
     async fn adopt(
         &self,
         id: &SandboxId,
@@ -343,6 +380,19 @@ impl Sandbox for Handle {
     async fn thaw(&self) -> Result<(), DriverError> {
         self.sandbox.frozen.store(false, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn can_copy_state(&self) -> bool {
+        self.driver.state().copies
+    }
+
+    async fn copy_state(&self, state: &SandboxId) -> Result<Duration, DriverError> {
+        let mut driver = self.driver.state();
+        if driver.in_use {
+            return Err(DriverError::InUse("calls are open".to_owned()));
+        }
+        driver.states.insert(state.clone());
+        Ok(Duration::from_millis(1))
     }
 
     async fn died(&self) {

@@ -276,6 +276,7 @@ def pausing(sandbox):
 def forking(sandbox):
     sandbox.files.write("/workspace/kept", "over the fork")
     forks = sandbox.fork(count=2, timeout=120)
+    assert all(isinstance(fork, Sandbox) for fork in forks), forks
     assert len({fork.sandbox_id for fork in forks} | {sandbox.sandbox_id}) == 3
     for fork in forks:
         assert fork.files.read("/workspace/kept") == "over the fork"

@@ -66,7 +66,9 @@ mod gvisor {
 /// The newest runsc, which can save sandboxes.
 mod newest_gvisor {
     use k8e_driver::Restored;
-    use k8e_testkit::conformance::{Lab, run};
+    use k8e_model::SandboxId;
+    use k8e_testkit::conformance::{Cell, Lab, run};
+    use std::collections::HashSet;
 
     /// Counts, with the count in a variable and in a file that has no name any more.
     const COUNTER: &str = "(exec 3>held; rm held; n=0; while :; do n=$((n+1)); echo $n >&3; \
@@ -103,6 +105,90 @@ mod newest_gvisor {
             cell.sandbox.save().await.expect("it is saved");
             cell.sandbox.destroy().await.expect("it is destroyed");
             assert!(super::names(&states).is_empty());
+        });
+    }
+
+    /// What a sandbox counts, and that it goes on.
+    async fn counts(cell: &Cell) -> u64 {
+        let now = cell.sh("cat n; sleep 0.1; cat n").await.out();
+        let counts: Vec<u64> = now.lines().map(|n| n.parse().expect("a count")).collect();
+        assert!(counts[0] < counts[1], "{counts:?}");
+        counts[1]
+    }
+
+    async fn copy(cell: &Cell) -> SandboxId {
+        let state = SandboxId::random();
+        let stopped = cell.sandbox.copy_state(&state).await.expect("it is copied");
+        assert!(!stopped.is_zero() && !cell.sandbox.is_saved());
+        state
+    }
+
+    #[test]
+    fn copies_of_a_running_sandbox_go_on_from_the_same_point_and_apart() {
+        let subject = super::Local::new("gvisor").with_newest_runsc();
+        let states = subject.dir.path().join("gvisor/states");
+        let sandboxes = subject.sandboxes();
+        run(Box::new(subject), async move |lab: &mut Lab| {
+            let cell = lab.launch().await;
+            cell.sh(COUNTER).await;
+            let files = "echo one > file; install -o 1000 -m 640 file theirs; \
+                mkdir -p /opt/made && echo two > /opt/made/file; echo three > /etc/made";
+            assert_eq!(cell.sh(files).await.exited.exit_code, 0);
+            let before = counts(&cell).await;
+            let state = copy(&cell).await;
+            assert_eq!(super::names(&states).len(), 1);
+            let from = || lab.launch_from(&state);
+            let mut copies: Vec<_> = <[Cell; 3]>::from(tokio::join!(from(), from(), from())).into();
+            let show = "cat file /opt/made/file /etc/made; stat -c %u:%a file theirs";
+            for copy in &copies {
+                assert!(counts(copy).await > before);
+                let shown = copy.sh(show).await;
+                assert_eq!(shown.out(), "one\ntwo\nthree\n0:644\n1000:640", "{shown:?}");
+                // Also what the lower layers have, and as another user.
+                let write = format!(
+                    "echo {id} > file && echo {id} > theirs && mv /etc/made /etc/moved && chown 1000 file && rm -r /opt/made",
+                    id = copy.id
+                );
+                let wrote = copy.sh(&write).await;
+                assert_eq!(wrote.exited.exit_code, 0, "{wrote:?}");
+            }
+            assert_eq!(
+                cell.sh(show).await.out(),
+                "one\ntwo\nthree\n0:644\n1000:640"
+            );
+            assert!(counts(&cell).await > before);
+            // The copy of a copy; and a copy that is saved and restored.
+            let copy = copies.pop().expect("three");
+            let second = self::copy(&copy).await;
+            let copy_of_copy = lab.launch_from(&second).await;
+            copy.sandbox.save().await.expect("it is saved");
+            let restored = copy.sandbox.restore().await.expect("it is restored");
+            assert_eq!(restored, Restored::Memory);
+            copy.sandbox.forget_state().await.expect("forgotten");
+            let id = copy.id.to_string();
+            for copy in [&copy, &copy_of_copy] {
+                assert_eq!(
+                    copy.sh("cat file; stat -c %u file").await.out(),
+                    format!("{id}\n1000")
+                );
+                counts(copy).await;
+            }
+            let all = copies.iter().chain([&cell, &copy, &copy_of_copy]);
+            let uids: HashSet<u64> = all
+                .map(|cell| super::uid_base(&sandboxes, &cell.id))
+                .collect();
+            assert_eq!(uids.len(), 5, "each has a uid range of its own");
+            lab.driver().remove_state(&state).await.expect("removed");
+            lab.driver()
+                .remove_state(&state)
+                .await
+                .expect("removed twice");
+            assert_eq!(super::names(&states), [second.to_string()]);
+            let keep = [&cell, &copy].map(|cell| cell.id.clone());
+            lab.driver().sweep(&keep.into()).await.expect("swept");
+            assert!(super::names(&states).is_empty(), "a state is no sandbox");
+            counts(&cell).await;
+            counts(&copy).await;
         });
     }
 }
@@ -221,6 +307,14 @@ impl Subject for Local {
         }
         traces
     }
+}
+
+/// The first uid of a sandbox's range.
+fn uid_base(sandboxes: &Path, id: &SandboxId) -> u64 {
+    let record = std::fs::read(sandboxes.join(id.as_str()).join("record.json"));
+    let record: serde_json::Value =
+        serde_json::from_slice(&record.expect("a live sandbox has a record")).expect("JSON");
+    record["uid_base"].as_u64().expect("a uid")
 }
 
 fn built(variable: &str) -> PathBuf {
