@@ -197,6 +197,11 @@ impl Slot {
         Ok(())
     }
 
+    /// Whether it counts as authenticated.
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.phase.load(Ordering::Acquire) == AUTHENTICATED
+    }
+
     /// Its connection is gone.
     fn leave(&self) {
         let mut table = self.connections.table();

@@ -39,7 +39,7 @@ use body::Answer;
 use error::Failure;
 use futures::StreamExt as _;
 use hyper::body::Incoming;
-use hyper::header::{HeaderName, HeaderValue};
+use hyper::header::{CONNECTION, HeaderName, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
@@ -178,6 +178,7 @@ impl Api {
             && request
                 .headers()
                 .contains_key("access-control-request-method");
+        let slot = Arc::clone(&client.slot);
         let mut answer = match preflight {
             true => body::empty(StatusCode::NO_CONTENT),
             // In its own task: a panic in one call is an answer to that call.
@@ -187,6 +188,11 @@ impl Api {
                 Err(_) => Failure::internal("the call failed; the server's log says why").answer(),
             },
         };
+        // It is closed soon: a client that used it for its next call might find it closed in the middle of that.
+        if !slot.is_authenticated() {
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(CONNECTION, close);
+        }
         for (name, value) in CORS {
             let name = HeaderName::from_static(name);
             answer
