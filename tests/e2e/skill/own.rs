@@ -27,13 +27,13 @@ fn k8e(home: &Path, args: &[&str]) -> Ran {
 #[test]
 fn every_command_line_that_the_skill_shows_works() {
     let desk = Desk::start_with("native", &["--expose-listen", "127.0.0.1:50052"]);
-    let requests = Wheel {
-        package: "requests",
+    let humanize = Wheel {
+        package: "humanize",
         version: "2.99",
         source: "__version__ = '2.99'\n",
         scripts: "",
     };
-    desk.internet.publish_to_index(INDEX, requests);
+    desk.internet.publish_to_index(INDEX, humanize);
     // Not in the document: the session that runs share learns where the test's index is.
     desk.prepare("");
     let dir = tempfile::tempdir().unwrap();
