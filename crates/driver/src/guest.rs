@@ -23,6 +23,9 @@ const BUSY_TRIES: u32 = 9;
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
 const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 
+/// Timeout of the commands of a trial of checkpoints, on a busy machine.
+const TRIAL_WITHIN_MS: u64 = 60_000;
+
 /// Why a guest did not close its socket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CloseError {
@@ -157,27 +160,39 @@ impl GuestAddress {
         drop(self.spare().take());
     }
 
-    /// Starts a process that holds an open file without a name: for a trial of checkpoints.
+    /// Starts a process that holds an open file without a name, for a trial of checkpoints, and waits until it does.
     pub(crate) async fn hold_unlinked_file(&self) -> Result<(), WireError> {
-        const SCRIPT: &str = "exec 3>held; rm held; echo kept >&3; sleep 600";
-        let exec = Exec {
+        const HOLD: &str = "exec 3>held; rm held; echo kept >&3; >ready; sleep 600";
+        const WAIT: &str = "until [ -e ready ]; do sleep 0.01; done";
+        let exec = |script: &'static str| Exec {
             program: Some(exec::Program::Argv(Argv {
-                args: ["/bin/sh", "-c", SCRIPT].map(Into::into).into(),
+                args: ["/bin/sh", "-c", script].map(Into::into).into(),
             })),
             cwd: "/workspace".into(),
+            timeout_ms: TRIAL_WITHIN_MS,
             ..Exec::default()
         };
-        let call = request::Call::StartRun(StartRun {
+        let failed = WireError::OutOfTurn("no process for the trial of checkpoints");
+        let hold = request::Call::StartRun(StartRun {
             id: "trial".to_owned(),
-            exec: Some(exec),
+            exec: Some(exec(HOLD)),
         });
-        let mut end = self.call(call).await?;
+        let mut end = self.call(hold).await?;
         let reply::Reply::Started(_) = end.replies.next().await? else {
-            return Err(WireError::OutOfTurn(
-                "no process for the trial of checkpoints",
-            ));
+            return Err(failed);
         };
-        Ok(())
+        let mut end = self.call(request::Call::Exec(exec(WAIT))).await?;
+        loop {
+            let reply = end.replies.next().await?;
+            if let reply::Reply::Exited(exited) = &reply
+                && exited.exit_code == 0
+            {
+                return Ok(());
+            }
+            if let reply::Reply::Exited(_) | reply::Reply::Error(_) = reply {
+                return Err(failed);
+            }
+        }
     }
 
     async fn greet(&self, count: bool) -> Result<u32, WireError> {
