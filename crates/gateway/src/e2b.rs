@@ -38,7 +38,7 @@ use crate::connection_limit::{self, ConnectionLimits, Limited, Slot};
 use body::Answer;
 use error::Failure;
 use futures::StreamExt as _;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONNECTION, HeaderName, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -179,6 +179,7 @@ impl Api {
                 .headers()
                 .contains_key("access-control-request-method");
         let slot = Arc::clone(&client.slot);
+        let has_body = !request.body().is_end_stream();
         let mut answer = match preflight {
             true => body::empty(StatusCode::NO_CONTENT),
             // In its own task: a panic in one call is an answer to that call.
@@ -188,8 +189,9 @@ impl Api {
                 Err(_) => Failure::internal("the call failed; the server's log says why").answer(),
             },
         };
-        // It is closed soon: a client that used it for its next call might find it closed in the middle of that.
-        if !slot.is_authenticated() {
+        // It is closed soon: a client that used it for its next call might find it closed in the middle of that. Not while
+        // a body is on its way: a client that cannot send it does not read the answer.
+        if !slot.is_authenticated() && !has_body {
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(CONNECTION, close);
         }
