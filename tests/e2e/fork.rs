@@ -82,7 +82,7 @@ fn memory_and_files_go_on_in_every_fork_and_in_the_parent() {
     for fork in &of_saved {
         assert_eq!(ask(&server, fork).0, kept);
     }
-    assert_eq!(sessions(&server, "paused"), [again.clone()]);
+    assert_eq!(sessions(&server, "paused"), std::slice::from_ref(&again));
     server.kill();
     server.restart();
     let resumed = server.k8e(&["sandbox", "resume", &again]);

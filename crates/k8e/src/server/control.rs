@@ -141,9 +141,9 @@ fn restart(globals: &Globals, args: &StopArgs) -> Result<(Value, u8), Failed> {
 fn find(globals: &Globals) -> Result<Option<Running>, Failed> {
     let path = globals.data_dir.join("lock");
     let failed = |e: &io::Error| {
-        let hint = match e.kind() {
-            io::ErrorKind::PermissionDenied => ": only root may, use sudo",
-            _ => "",
+        let hint = match e.kind() == io::ErrorKind::PermissionDenied {
+            true => ": only root may, use sudo",
+            false => "",
         };
         (
             format!("cannot read {}: {e}{hint}", path.display()),
