@@ -67,7 +67,7 @@ struct State {
 struct Progress {
     /// Position up to which it has read.
     at: u64,
-    /// Time of its last progress.
+    /// Time of its last progress, or of the first output that it has not read.
     since: Instant,
 }
 
@@ -149,12 +149,7 @@ impl Terminal {
 
     /// Appends output to the ring buffer.
     pub(super) fn push(&self, data: &[u8]) {
-        let mut state = self.state();
-        state.ring.extend(data);
-        let surplus = state.ring.len().saturating_sub(RING_BYTES);
-        state.ring.drain(..surplus);
-        state.end += data.len() as u64;
-        drop(state);
+        self.state().append(data, Instant::now());
         self.changed.send_replace(());
     }
 
@@ -291,6 +286,18 @@ impl Terminal {
 // === impl State ===
 
 impl State {
+    fn append(&mut self, data: &[u8], now: Instant) {
+        // A reader that had nothing to read did not stall.
+        let end = self.end;
+        for reader in self.readers.values_mut().filter(|reader| reader.at == end) {
+            reader.since = now;
+        }
+        self.ring.extend(data);
+        let surplus = self.ring.len().saturating_sub(RING_BYTES);
+        self.ring.drain(..surplus);
+        self.end += data.len() as u64;
+    }
+
     /// Bytes that may be read, or the time until which to wait for the readers.
     fn room(&mut self, now: Instant) -> Result<usize, Instant> {
         loop {
@@ -439,5 +446,20 @@ mod tests {
         assert!(state(full, &[(2, now)]).fits(2, now));
         assert_eq!(stuck.room(late), Ok(RING_BYTES));
         assert_eq!(stuck.readers.len(), 1);
+    }
+
+    #[test]
+    fn a_reader_that_had_nothing_to_read_did_not_stall() {
+        let (idle_since, full) = (Instant::now(), RING_BYTES as u64);
+        let now = idle_since + 2 * STALL_MAX;
+        let mut idle = state(full, &[(full, idle_since)]);
+        idle.append(&[0; RING_BYTES], now);
+        assert_eq!(idle.room(now), Err(now + STALL_MAX));
+        assert_eq!(idle.readers.len(), 1);
+        // One that has unread output is not given more time by more of it.
+        let mut slow = state(full, &[(full - 1, idle_since)]);
+        slow.append(&[0; RING_BYTES - 1], now);
+        assert_eq!(slow.room(now), Ok(RING_BYTES));
+        assert!(slow.readers.is_empty());
     }
 }
