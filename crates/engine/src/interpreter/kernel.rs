@@ -252,7 +252,14 @@ impl Task {
             let mut reader = Reader::new(request.events);
             let count = self.count;
             reader.send(ExecutionEvent::Started { count }).await;
-            let goes_on = self.execute(&request.code, &request.env, &mut reader).await;
+            let executed = self.execute(&request.code, &request.env, &mut reader).await;
+            if let Err(reason) = &executed {
+                // Before the reader learns of it: its next execution must find a new kernel.
+                to_do.close();
+                if let Some((name, value)) = reason {
+                    reader.fail(name, value);
+                }
+            }
             let detail = json!({
                 "language": self.language.as_str(),
                 "count": count,
@@ -260,23 +267,28 @@ impl Task {
             });
             self.recorder
                 .event(&self.live.record, "code_executed", detail);
-            if !goes_on {
+            if executed.is_err() {
                 return;
             }
         }
     }
 
-    /// Runs code to its end; false when the kernel has ended or must.
-    async fn execute(&mut self, code: &str, env: &Env, reader: &mut Reader) -> bool {
+    /// Runs code to its end. An error when the kernel has ended or must: what its reader is told, if there is one.
+    async fn execute(
+        &mut self,
+        code: &str,
+        env: &Env,
+        reader: &mut Reader,
+    ) -> Result<(), Option<(&'static str, String)>> {
+        let over = |name, value: &str| Err(Some((name, value.to_owned())));
         let Ok(id) = random_id() else {
             reader.fail("ExecutionAborted", "this machine has no random numbers");
-            return true;
+            return Ok(());
         };
         self.streams.begin(&id);
         let message = protocol::execution(self.language, &id, code, env);
         if self.inputs.try_send(Input::Data(message)).is_err() {
-            reader.fail("ExecutionAborted", "the kernel does not read its input");
-            return false;
+            return over("ExecutionAborted", "the kernel does not read its input");
         }
         let too_long = Instant::now() + EXECUTION_MAX;
         let mut interrupted: Option<Instant> = None;
@@ -285,8 +297,7 @@ impl Task {
             let event = tokio::select! {
                 biased;
                 _ = &mut self.stop => {
-                    reader.fail("ContextRestarting", "the context was restarted or removed");
-                    return false;
+                    return over("ContextRestarting", "the context was restarted or removed");
                 }
                 () = reader.gone(), if interrupted.is_none() => {
                     interrupted = Some(self.interrupt(&id));
@@ -301,7 +312,7 @@ impl Task {
                     if interrupted.is_some() {
                         // Nobody reads the reason; the next execution finds a new kernel.
                         reader.status = "killed";
-                        return false;
+                        return Err(None);
                     }
                     reader.fail("ExecutionAborted", "it ran for 24 hours: run it as a command instead");
                     continue;
@@ -316,15 +327,12 @@ impl Task {
                 }
                 Err(ended) => {
                     let reason = ended.reason();
-                    reader.fail(
-                        "UnexpectedEndOfExecution",
-                        &format!("{reason}. Its variables are lost; the next execution starts a new kernel"),
-                    );
-                    return false;
+                    let lost = "Its variables are lost; the next execution starts a new kernel";
+                    return over("UnexpectedEndOfExecution", &format!("{reason}. {lost}"));
                 }
             }
         }
-        true
+        Ok(())
     }
 
     /// Interrupts the execution; returns until when it must have ended.
