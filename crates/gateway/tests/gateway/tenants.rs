@@ -44,6 +44,28 @@ async fn every_call(client: &Client, id: &str) -> Vec<(&'static str, Status)> {
         }
     );
     refuses!(
+        fork_session,
+        v1::ForkSessionRequest {
+            session_id: session_id.clone(),
+            count: 1,
+            ..Default::default()
+        }
+    );
+    refuses!(
+        get_session_metrics,
+        v1::GetSessionMetricsRequest {
+            session_id: session_id.clone()
+        }
+    );
+    refuses!(
+        watch_files,
+        v1::WatchFilesRequest {
+            session_id: session_id.clone(),
+            path: path(),
+            recursive: false
+        }
+    );
+    refuses!(
         create_sub_agent,
         v1::CreateSubAgentRequest {
             parent_session_id: session_id.clone(),
