@@ -219,7 +219,7 @@ def ports(sandbox):
     server.kill()
 
 
-def strangers(sandbox):
+def unauthorized(sandbox):
     """Another key, another token, none: never data."""
     id = sandbox.sandbox_id
     theirs = Sandbox.create(api_key=OTHER)
@@ -293,7 +293,7 @@ terminals(sandbox)
 files(sandbox)
 signed_urls(sandbox)
 ports(sandbox)
-strangers(sandbox)
+unauthorized(sandbox)
 pausing(sandbox)
 forking(sandbox)
 assert sandbox.kill()

@@ -173,7 +173,7 @@ def deaths(sandbox):
     assert sandbox.is_running()
 
 
-def strangers(sandbox):
+def unauthorized(sandbox):
     base = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49999", "Content-Type": "application/json"}
     own = {**base, "X-Access-Token": sandbox.connection_config.sandbox_headers["X-Access-Token"]}
     code = json.dumps({"code": "1"}).encode()
@@ -236,7 +236,7 @@ async def asynchronous():
 
 
 sandbox = Sandbox.create(timeout=300, envs={"GREETING": "hi"})
-for test in [results, environment, contexts, languages, interrupts, strangers, limits, pausing, deaths]:
+for test in [results, environment, contexts, languages, interrupts, unauthorized, limits, pausing, deaths]:
     began = time.monotonic()
     test(sandbox)
     print(f"{test.__name__}: {time.monotonic() - began:.1f} s")
